@@ -15,6 +15,8 @@
 //! # Cost
 //! A batch allocates memory once, when it is created.
 
+use penstock_qos::policer::Size;
+
 use crate::drop::DropReason;
 use crate::offload::Offload;
 
@@ -142,6 +144,9 @@ pub struct Batch {
     /// Frames that a rule mirrors, one bit for each, and the port of each frame's copy.
     mirrored: u32,
     mirrors: [u16; BATCH_FRAMES],
+    /// Frames and bytes that the segmentation requests add to the batch on a wire, with the number
+    /// of frames and bytes of the batch at the time of the count. `None` if they were not counted.
+    added: Option<(usize, usize, Size)>,
     /// Number of descriptor chains or reads without a usable frame. A port increments `errors` for
     /// each unusable chain or read. The worker adds `errors` to the port's counters and then resets
     /// `errors`.
@@ -176,6 +181,7 @@ impl Batch {
             arena_used: 0,
             mirrored: 0,
             mirrors: [0; BATCH_FRAMES],
+            added: None,
             errors: 0,
         })
     }
@@ -186,6 +192,7 @@ impl Batch {
         self.bytes = 0;
         self.segment_count = 0;
         self.arena_used = 0;
+        self.added = None;
     }
 
     /// Limits the batch to `frames` frames, at most [`BATCH_FRAMES`], from this call on.
@@ -233,6 +240,23 @@ impl Batch {
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Notes the frames and bytes that the segmentation requests of all frames add on a wire.
+    pub(crate) fn note_added(&mut self, added: Size) {
+        self.added = Some((self.len, self.bytes, added));
+    }
+
+    /// Returns the number of frames and bytes of the whole batch on a wire. Returns `None` if they
+    /// were not counted, or if a frame changed since.
+    pub(crate) fn on_wire(&self) -> Option<Size> {
+        let (len, bytes, added) = self.added?;
+        if (len, bytes) != (self.len, self.bytes) {
+            return None;
+        }
+        let whole = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let Size { bytes: more, frames } = added;
+        Some(Size { bytes: whole(bytes).saturating_add(more), frames: whole(len) + frames })
     }
 
     /// Whether the batch accepts another frame. The batch must be below its limit of frames and
@@ -356,6 +380,7 @@ impl Batch {
     /// and that the frame has at least 18 bytes.
     #[inline]
     pub fn strip_tag(&mut self, i: usize) {
+        self.added = None;
         let f = &mut self.frames[i];
         let s = f.start as usize;
         debug_assert!(f.head >= 18 && s + 18 <= SLOT_BYTES);
@@ -378,6 +403,7 @@ impl Batch {
         if f.tagged == tagged {
             return;
         }
+        self.added = None;
         let s = f.start as usize;
         let slot = &mut self.slots[i].0;
         if tagged {

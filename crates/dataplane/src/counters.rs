@@ -258,6 +258,12 @@ counters! {
         lent_batches: "batches", "batches that ports with an empty cycle bucket ran in spare time";
         cycles_discarded: "cycles", "TSC cycles discarded because every min-max bucket was full";
         heartbeat: "cycles", "TSC value at the last loop turn", gauge;
+        share_choices: "choices", "times a fair-share output chose who uses the turn of a port";
+        share_looks: "looks", "looks at rings of other ports before a fair-share output chose";
+        unchosen_batches: "batches", "batches of ports with a known fair-share output that waited";
+        cycles_queued: "cycles", "TSC cycles to send batches from the queues of shared outputs";
+        cycles_notified: "cycles", "TSC cycles to notify the ports' drivers";
+        taken_notifications: "notifications", "interrupts because frames were taken from a port";
     }
     arrays {}
     unread {}

@@ -245,17 +245,19 @@ fn segments_of(batch: &Batch, i: usize) -> Size {
 
 /// Counts the segments and the extra header bytes of the batch's segmentation requests on a wire.
 #[inline(never)]
-pub(crate) fn count_segments(batch: &Batch, counters: &PortCounters) {
-    let (mut segments, mut headers) = (0, 0);
+pub(crate) fn count_segments(batch: &mut Batch, counters: &PortCounters) {
+    let (mut requests, mut segments, mut headers) = (0, 0, 0);
     for (i, frame) in batch.frames().iter().enumerate() {
         if frame.offload.is_gso() {
             let size = segments_of(batch, i);
-            segments += u64::from(size.frames);
-            headers += u64::from(size.bytes - frame.len);
+            requests += 1;
+            segments += size.frames;
+            headers += size.bytes - frame.len;
         }
     }
-    counters.rx_segments.add(segments);
-    counters.rx_segment_headers.add(headers);
+    batch.note_added(Size { bytes: headers, frames: segments - requests });
+    counters.rx_segments.add(segments.into());
+    counters.rx_segment_headers.add(headers.into());
 }
 
 #[cfg(test)]
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(on_wire(&large, 0), Size { bytes: 7 * 66 + 10_000, frames: 7 });
         large.push(&[0; 60], Offload::NONE).unwrap();
         let counters = PortCounters::default();
-        count_segments(&large, &counters);
+        count_segments(&mut large, &counters);
         counters.rx_frames.add(2);
         counters.rx_tso.add(1);
         counters.rx_bytes.add(10_126);

@@ -85,8 +85,10 @@
 //! # Cost
 //!
 //! In VTRR, a turn costs the worker a few instructions. A segment of 64 KiB needs 16 to 43 turns.
-//! One decision suffices for all frames that a client's account permits. While only one client has
-//! frames, one decision suffices for [`crate::discipline::ALONE_BYTES`] bytes.
+//! While all clients are in debt for more than a cycle, VTRR skips whole cycles at once, which
+//! changes no departure. One decision suffices for all frames that a client's account permits.
+//! While only one client has frames, one decision suffices for
+//! [`crate::discipline::ALONE_BYTES`] bytes.
 //! When a client joins or leaves, or when its weight changes, VTRR sorts the line of at most 32
 //! clients. A client that joins again with the same weight costs one comparison.
 
@@ -140,6 +142,12 @@ impl Client {
     /// Whether the client's account has at least half of the bytes of its next frame.
     const fn may_send(&self) -> bool {
         self.account > 0 && self.account * 2 >= self.head as i64
+    }
+
+    /// Returns the number of bytes that the account lacks until the client may send, or 0.
+    fn missing(&self) -> u64 {
+        let needed = i64::from(self.head.div_ceil(2).max(1));
+        needed.saturating_sub(self.account).max(0).unsigned_abs()
     }
 }
 
@@ -310,6 +318,31 @@ impl Vtrr {
             self.step = ONE / self.shares.max(1);
         }
         self.step
+    }
+
+    /// At the end of a cycle, skips all whole cycles after which no client with frames may send
+    /// yet. Each of these clients gets its turns for the skipped cycles at once.
+    fn skip_cycles(&mut self) {
+        let turn = u64::from(self.turn);
+        let (mut cycles, mut rest) = (u64::MAX, self.runnable);
+        while rest != 0 {
+            let client = &self.line[first(rest)];
+            let (missing, granted) = (client.missing(), client.share * turn);
+            if missing <= granted {
+                return;
+            }
+            cycles = cycles.min((missing - 1) / granted);
+            rest &= rest - 1;
+        }
+        let mut rest = self.runnable;
+        while rest != 0 {
+            let client = &mut self.line[first(rest)];
+            let granted = i64::try_from(client.share * turn * cycles).unwrap_or(i64::MAX);
+            client.account = client.account.saturating_add(granted);
+            rest &= rest - 1;
+        }
+        self.cycle += cycles;
+        self.begun += cycles;
     }
 
     /// Picks the client that has the next turn.
@@ -486,6 +519,9 @@ impl Discipline for Vtrr {
             {
                 return Some(self.line[place].slot);
             }
+            if self.funded == 0 {
+                self.skip_cycles();
+            }
             let next = self.choose();
             self.current = Some(next);
             self.grant(next);
@@ -515,6 +551,8 @@ impl Discipline for Vtrr {
 
 #[cfg(test)]
 mod tests {
+    use penstock_units::Rng;
+
     use super::*;
 
     fn line(weights: &[u64]) -> Vtrr {
@@ -573,6 +611,59 @@ mod tests {
         let cycle = turns(&mut vtrr, 13);
         let had = [0, 1, 2].map(|slot| cycle.iter().filter(|s| **s == slot).count());
         assert_eq!(had, [4, 5, 4]);
+    }
+
+    /// Picks like [`Vtrr::pick`], and skips no cycle.
+    fn pick_turn_by_turn(vtrr: &mut Vtrr) -> usize {
+        loop {
+            if let Some(place) = vtrr.current
+                && vtrr.runnable & bit(place) != 0
+                && vtrr.line[place].may_send()
+            {
+                return vtrr.line[place].slot;
+            }
+            let next = vtrr.choose();
+            vtrr.current = Some(next);
+            vtrr.grant(next);
+        }
+    }
+
+    #[test]
+    fn skipped_cycles_change_no_departure_and_no_account() {
+        for (seed, weights) in (0..).zip([&[1, 2][..], &[1; 9], &[7, 5, 3, 1], &[500, 1, 1]]) {
+            let mut rng = Rng::new(seed);
+            let mut skips = line(weights);
+            let mut plain = skips.clone();
+            for n in 0..1_000 {
+                let slot = skips.pick().unwrap();
+                assert_eq!(pick_turn_by_turn(&mut plain), slot);
+                let mut length = || 64_u32 << rng.below(11);
+                let (bytes, next) = (length(), length());
+                [&mut skips, &mut plain].into_iter().for_each(|of| of.charge(slot, bytes, next));
+                // From time to time, a client has no frames for a moment. Two others still have.
+                if weights.len() > 2 && n % 7 == 0 {
+                    [&mut skips, &mut plain].into_iter().for_each(|of| of.drained(slot));
+                    assert_eq!(skips.pick(), Some(pick_turn_by_turn(&mut plain)));
+                    [&mut skips, &mut plain].into_iter().for_each(|of| of.backlogged(slot, next));
+                }
+                assert_eq!(format!("{skips:?}"), format!("{plain:?}"), "after {n} departures");
+            }
+        }
+    }
+
+    #[test]
+    fn cycles_in_which_all_pay_for_a_large_segment_are_skipped_at_once() {
+        let mut vtrr = line(&[1, 1]);
+        for _ in 0..2 {
+            let slot = vtrr.pick().unwrap();
+            vtrr.charge(slot, 16 * QUANTUM, 16 * QUANTUM);
+        }
+        let begun = vtrr.begun;
+        vtrr.skip_cycles();
+        // Each client is 15 turns in debt, and needs 8 more for half of the next segment.
+        assert_eq!(vtrr.begun, begun + 22);
+        assert_eq!(vtrr.pick(), Some(0));
+        assert_eq!(vtrr.begun, begun + 23);
     }
 
     #[test]

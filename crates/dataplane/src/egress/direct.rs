@@ -15,6 +15,7 @@ use super::waiting::source_of;
 use super::{Around, Delivery, Egress, PortSlot};
 use crate::batch::{Batch, Verdict};
 use crate::ingress_policer::{link_bytes, on_wire};
+use crate::offload::OffloadCaps;
 use crate::port::PortQueue;
 use crate::snapshot::PortPolicy;
 
@@ -92,6 +93,11 @@ fn is_whole(batch: &Batch, frames: &[u8], output: u16) -> bool {
 
 /// Returns the bytes of the listed frames on a link.
 fn bytes_of(batch: &Batch, frames: &[u8]) -> u32 {
+    if frames.len() == batch.len()
+        && let Some(whole) = batch.on_wire()
+    {
+        return link_bytes(whole);
+    }
     let bytes = frames.iter().map(|i| link_bytes(on_wire(batch, usize::from(*i))));
     bytes.fold(0, u32::saturating_add)
 }
@@ -99,9 +105,58 @@ fn bytes_of(batch: &Batch, frames: &[u8]) -> u32 {
 /// Whether the port takes the listed frames as they are, so that one frame takes one place of the
 /// port's ring.
 fn are_taken(batch: &Batch, frames: &[u8], queues: &[Box<dyn PortQueue>]) -> bool {
-    frames.iter().all(|i| {
-        let offload = batch.at(usize::from(*i)).offload;
-        let mut ready = queues.iter().filter(|queue| queue.tx_ready());
-        !offload.is_gso() || ready.all(|queue| queue.caps().takes(offload))
-    })
+    let all_taken = |caps: OffloadCaps| {
+        let mut offloads = frames.iter().map(|i| batch.at(usize::from(*i)).offload);
+        offloads.all(|offload| !offload.is_gso() || caps.takes(offload))
+    };
+    queues.iter().filter(|queue| queue.tx_ready()).all(|queue| all_taken(queue.caps()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::PortCounters;
+    use crate::egress::ALL;
+    use crate::ingress_policer::count_segments;
+    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload};
+
+    /// Returns a batch with two large segments of TCP and a short frame.
+    fn batch() -> Box<Batch> {
+        let mut batch = Batch::new();
+        for len in [10_066, 3_000] {
+            let mut bytes = vec![0; len];
+            bytes[34 + 12] = 8 << 4;
+            let (flags, gso_type, hdr_len) = (F_NEEDS_CSUM, GSO_TCPV4, 66);
+            let (gso_size, csum_start, csum_offset) = (1_448, 34, 16);
+            let offload = Offload { flags, gso_type, gso_size, csum_start, csum_offset, hdr_len };
+            batch.push(&bytes, offload).unwrap();
+        }
+        batch.push(&[0; 60], Offload::NONE).unwrap();
+        batch
+    }
+
+    fn bytes(batch: &Batch) -> u32 {
+        bytes_of(batch, &ALL[..batch.len()])
+    }
+
+    #[test]
+    fn the_bytes_of_a_counted_batch_are_those_of_its_frames_also_after_a_change() {
+        let changes: [fn(&mut Batch); 4] = [
+            |_| {},
+            |batch| batch.retain(0b110),
+            |batch| batch.set_tagged(0, true),
+            |batch| batch.push(&[0; 60], Offload::NONE).unwrap(),
+        ];
+        for (case, change) in changes.into_iter().enumerate() {
+            let (mut counted, mut plain) = (batch(), batch());
+            count_segments(&mut counted, &PortCounters::default());
+            [&mut counted, &mut plain].into_iter().for_each(|batch| change(batch));
+            assert_eq!(bytes(&counted), bytes(&plain), "case {case}");
+            assert_eq!((counted.on_wire().is_some(), plain.on_wire()), (case == 0, None));
+        }
+        let mut counted = batch();
+        count_segments(&mut counted, &PortCounters::default());
+        counted.clear();
+        assert_eq!((counted.on_wire(), bytes(&counted)), (None, 0));
+    }
 }

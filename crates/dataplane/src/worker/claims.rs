@@ -23,6 +23,9 @@
 //! A source without a claim may be the one that is most behind its share. Therefore an output
 //! looks at the rings of some such sources before it chooses ([`LOOKS_MAX`]). Otherwise, each
 //! source with short batches would have one batch in each round of turns, whatever its weight.
+//! Outputs do not look at a ring that the worker found empty [`EMPTY_MAX`] times in a row. The
+//! worker still knows the source's output for [`KNOWN_FOR`] after its last batch, because an idle
+//! worker looks at a ring many times in a short pause.
 //!
 //! A source with a small share is seldom chosen, and the frames in its ring may have another output
 //! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row, or [`GIVEN_SHORT`]
@@ -58,11 +61,11 @@
 //!
 //! While no source has a claim, or had one recently, neither a turn nor a batch looks at claims: a
 //! turn checks one flag of the roster, which also stands for events of the timing wheel. A source
-//! had a claim recently until the worker finds its ring empty [`EMPTY_MAX`] times in a row. While
-//! all batches are full, neither an output nor a turn looks at a ring before the output chooses.
+//! had a claim recently if it sent frames in the last [`KNOWN_FOR`], and is not at rest. While all
+//! batches are full, neither an output nor a turn looks at a ring before the output chooses.
 
 use penstock_qos::policer::Size;
-use penstock_units::{PortId, Priority, QueueId};
+use penstock_units::{Nanos, PortId, Priority, QueueId};
 
 use super::account::OwnBatch;
 use super::context::Context;
@@ -79,9 +82,13 @@ const GIVEN_MAX: u8 = 16;
 /// Like [`GIVEN_MAX`], for a source whose last batch was not full. Such a source is more often one
 /// that sends little to several outputs.
 const GIVEN_SHORT: u8 = 8;
-/// Number of successive looks at the empty ring of a source after which the worker forgets the
-/// source's output. The next batch of the source then waits at its output.
+/// Number of successive looks at the empty ring of a source after which outputs do not look at the
+/// ring before they choose.
 const EMPTY_MAX: u8 = 8;
+/// Time without a batch after which the worker forgets a source's output. The next batch of the
+/// source then waits at its output. A VM that shares its core with others pauses for their time
+/// slices, each of which takes a few milliseconds.
+const KNOWN_FOR: Nanos = Nanos::from_millis(50);
 /// Maximum number of rings that an output looks at before it chooses.
 const LOOKS_MAX: usize = 4;
 
@@ -94,6 +101,8 @@ struct Claimant {
     given: u8,
     /// Number of successive looks that found the source's ring empty.
     empty: u8,
+    /// Time of the source's last batch.
+    busy: Nanos,
     /// Bytes of the source's last batch on a link. The next batch is expected to have as many.
     bytes: u32,
     /// Index of the source in [`Claims::quiet`], or [`NONE`].
@@ -101,7 +110,8 @@ struct Claimant {
 }
 
 impl Claimant {
-    const NONE: Self = Self { output: NONE, given: 0, empty: 0, bytes: 0, place: NONE };
+    const NONE: Self =
+        Self { output: NONE, given: 0, empty: 0, busy: Nanos::ZERO, bytes: 0, place: NONE };
 }
 
 /// For each source port of a worker, the output at which the port has a claim, or had the last one.
@@ -111,7 +121,7 @@ pub(super) struct Claims {
     /// Number of ports of which the output is known.
     count: usize,
     /// Sources of which the output is known, and that had no frames when the worker last polled
-    /// them. They are in no particular order.
+    /// them, at most [`EMPTY_MAX`] times in a row. They are in no particular order.
     quiet: Vec<PortId>,
     /// Index in `quiet` of the source at which an output looked last.
     looked: usize,
@@ -215,25 +225,24 @@ impl Claims {
     }
 
     /// Gives a port with frames in its ring a claim at the output to which its last batch went. If
-    /// the port may have no claim there, forgets the output.
+    /// the port may have no claim there, forgets the output. Returns whether the port has a claim.
     pub fn renew<C: CycleCounter>(
         &mut self,
         ctx: &mut Context<C>,
         (source, output): (PortId, PortId),
-    ) {
-        if Self::has_claim(ctx, (source, output)) {
-            return;
-        }
+    ) -> bool {
         if !self.admits(ctx, source, output) {
             self.withdraw(ctx, source);
-            return;
+            return false;
         }
         let bytes = self.sources.get(source.index()).map_or(0, |known| known.bytes);
         let from = source_of(source, &ctx.snapshot);
-        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
-            queue.claim(&from, bytes);
-            self.set_quiet(source, false);
-        }
+        let slot = ctx.ports.get_mut(output.index());
+        let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) else { return false };
+        queue.claim(&from, bytes);
+        let has_claim = queue.has_claim(source.0);
+        self.set_quiet(source, false);
+        has_claim
     }
 
     /// Number of sources to look at before an output chooses.
@@ -267,16 +276,16 @@ impl Claims {
         }
     }
 
-    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port gave
-    /// away too many turns, or if the output does not count on the port, because the port has no
-    /// claim or has another class now.
-    pub fn chooser<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> Option<PortId> {
+    /// Whether an output chooses who uses the turn of a source that has a claim there. Returns
+    /// false if the source gave away too many turns, or if it now has another class than the other
+    /// sources with claims.
+    pub fn gives_turn<C: CycleCounter>(
+        &self,
+        ctx: &Context<C>,
+        (source, output): (PortId, PortId),
+    ) -> bool {
         let given = self.sources.get(source.index()).map_or(0, |known| known.given);
-        let output = self.output_of(source).filter(|_| given < GIVEN_MAX)?;
-        if self.classes.get(output.index()) != Some(&self.class_of(ctx, source)) {
-            return None;
-        }
-        Self::has_claim(ctx, (source, output)).then_some(output)
+        given < GIVEN_MAX && self.classes.get(output.index()) == Some(&self.class_of(ctx, source))
     }
 
     /// Notes that another source or an output used the turn of a port.
@@ -295,10 +304,10 @@ impl Claims {
 
     /// Notes the output to which all frames of a source's last batch went. `more` is true if more
     /// frames wait in the source's ring.
-    fn note_output(&mut self, whole: Whole, more: bool) {
+    fn note_output(&mut self, whole: Whole, more: bool, now: Nanos) {
         if let Some(known) = self.sources.get_mut(whole.source.index()) {
             self.count += usize::from(known.output == NONE);
-            (known.output, known.bytes) = (whole.output.0, whole.bytes);
+            (known.output, known.bytes, known.busy) = (whole.output.0, whole.bytes, now);
         }
         self.set_quiet(whole.source, !more);
     }
@@ -320,6 +329,7 @@ impl Claims {
     /// Returns what the worker does in the turn of a source that has a claim at `output`.
     pub fn choice<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) -> Choice {
         let now = ctx.nanos();
+        ctx.counters().share_choices.add(1);
         let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[output.index()] else {
             return Choice::Own;
         };
@@ -371,7 +381,7 @@ impl Claims {
             queue.charge_direct(&from, passed, claim, now);
         }
         match whole {
-            Some(whole) => self.note_output(whole, batch.more),
+            Some(whole) => self.note_output(whole, batch.more, now),
             None => self.forget(source),
         }
     }
@@ -403,26 +413,27 @@ impl Claims {
         let slot = ctx.ports.get_mut(whole.output.index());
         if let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) {
             queue.claim(&from, if batch.more { whole.bytes } else { 0 });
-            self.note_output(whole, batch.more);
+            self.note_output(whole, batch.more, ctx.nanos());
         }
         true
     }
 
-    /// Withdraws the claim of a port with an empty ring. After [`EMPTY_MAX`] such looks in a row,
-    /// forgets the port's output.
+    /// Withdraws the claim of a port with an empty ring. Forgets the port's output if the port has
+    /// sent nothing for [`KNOWN_FOR`].
     pub fn note_empty<C: CycleCounter>(&mut self, ctx: &mut Context<C>, source: PortId) {
         let Some(output) = self.output_of(source) else { return };
         let Some(known) = self.sources.get_mut(source.index()) else { return };
-        known.empty += 1;
-        if known.empty >= EMPTY_MAX {
+        if ctx.nanos().saturating_sub(known.busy) > KNOWN_FOR {
             self.withdraw(ctx, source);
             return;
         }
+        known.empty = known.empty.saturating_add(1);
+        let is_quiet = known.empty < EMPTY_MAX;
         let from = source_of(source, &ctx.snapshot);
         if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
             queue.claim(&from, 0);
         }
-        self.set_quiet(source, true);
+        self.set_quiet(source, is_quiet);
     }
 
     /// Withdraws the claim of a port, if it has one, and forgets the port's output.

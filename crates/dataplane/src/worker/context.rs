@@ -225,7 +225,8 @@ impl<C: CycleCounter> Context<C> {
         let parts = runs.map(|run| (PortId(run[0].source), run.len() as u64));
         let payer = Payer::Ports { parts, frames: sending.len() as u64 };
         let books = Books { counters: &self.port_counters, peers: &self.peers };
-        self.account.settle(self.counter.now(), payer, || None, books);
+        let settled = self.account.settle(self.counter.now(), payer, || None, books);
+        self.counters().cycles_queued.add(settled.cost.0);
     }
 
     /// Charges the host for work that no port caused.

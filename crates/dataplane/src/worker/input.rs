@@ -598,7 +598,7 @@ fn count_taken(counters: &PortCounters, batch: &mut Batch) {
     }
 }
 
-fn count_offloads(batch: &Batch, counters: &PortCounters) {
+fn count_offloads(batch: &mut Batch, counters: &PortCounters) {
     let (mut tso, mut csum) = (0, 0);
     for frame in batch.frames() {
         tso += u64::from(frame.offload.is_gso());

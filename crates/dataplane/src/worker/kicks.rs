@@ -86,6 +86,7 @@ impl<C: CycleCounter> Context<C> {
         let Some(queue) = slot.queues.get_mut(pair) else { return };
         let taken = queue.notify_taken();
         if taken > 0 {
+            self.counters().taken_notifications.add(taken.into());
             let cost = self.charge_port(unit.port, 1).cost;
             self.account.note_call(cost, core::iter::once((unit.port, 1)), 1);
         }

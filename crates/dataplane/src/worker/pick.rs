@@ -116,6 +116,9 @@ impl<C: CycleCounter> Worker<C> {
             } else {
                 self.ctx.account.buckets_mut().note_waiting(unit, false);
                 self.roster.note_empty(&mut self.ctx, unit);
+                if SHARES && !self.roster.polls(unit) {
+                    self.outputs.claims.withdraw(&mut self.ctx, unit.port);
+                }
                 self.ctx.counter.spent(Stage::Look, &Work::NONE);
             }
             if sweep_ends {
@@ -140,21 +143,21 @@ impl<C: CycleCounter> Worker<C> {
         let Some(claimed) = self.outputs.claims.output_of(unit.port) else {
             return self.run_queue(unit, false);
         };
+        let way = (unit.port, claimed);
         // The ring's cache line is the guest's. If another source uses the turn, a look at the ring
         // of a port that has its claim anyway would only take the line from the guest.
-        if !Claims::has_claim(&mut self.ctx, (unit.port, claimed)) && self.has_frames(unit) {
-            self.outputs.claims.renew(&mut self.ctx, (unit.port, claimed));
-        }
-        if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {
-            self.look_at_quiet(output, unit);
+        let has_claim = Claims::has_claim(&mut self.ctx, way)
+            || self.has_frames(unit) && self.outputs.claims.renew(&mut self.ctx, way);
+        if has_claim && self.outputs.claims.gives_turn(&self.ctx, way) {
+            self.look_at_quiet(claimed, unit);
             for _ in 0..CHOICES_MAX {
-                let bill = match Claims::choice(&mut self.ctx, output) {
+                let bill = match Claims::choice(&mut self.ctx, claimed) {
                     Choice::Own => break,
-                    Choice::Frames => match self.run_waiting(output, unit) {
+                    Choice::Frames => match self.run_waiting(claimed, unit) {
                         None => break,
                         bill => bill,
                     },
-                    Choice::Poll(source) => self.run_chosen((PortId(source), output), unit),
+                    Choice::Poll(source) => self.run_chosen((PortId(source), claimed), unit),
                 };
                 if bill.is_some() {
                     return bill;
@@ -163,11 +166,12 @@ impl<C: CycleCounter> Worker<C> {
         }
         let bill = self.run_queue(unit, false);
         if let Some(Bill::Queue(taken)) = bill {
+            self.ctx.counters().unchosen_batches.add(1);
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
         } else {
             self.outputs.claims.note_empty(&mut self.ctx, unit.port);
         }
-        self.note_claim((unit.port, claimed));
+        self.note_claim(way);
         bill
     }
 
@@ -179,8 +183,12 @@ impl<C: CycleCounter> Worker<C> {
             let Some(quiet) = self.outputs.claims.unit_of(&self.ctx, source, output) else {
                 continue;
             };
-            if quiet != unit && self.may_use_turn(quiet, unit) && self.has_frames(quiet) {
-                self.outputs.claims.renew(&mut self.ctx, (source, output));
+            if quiet == unit || !self.may_use_turn(quiet, unit) {
+                continue;
+            }
+            self.ctx.counters().share_looks.add(1);
+            if self.has_frames(quiet) {
+                let _ = self.outputs.claims.renew(&mut self.ctx, (source, output));
             }
         }
     }

@@ -162,6 +162,9 @@ fn the_sender_to_a_sleeping_driver_pays_for_the_kick() {
     assert_eq!(bed.cost(&[(0, 2, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
     assert_eq!(bed.cost(&[(1, 0, 8), (0, 2, 8)]), [BATCH + KICK, BATCH, 0]);
     assert_eq!(bed.counters[2].read().tx_kicks, 4, "with the frame by which it was learned");
+    let counters = bed.worker.counters();
+    let notified = (counters.cycles_notified.get(), counters.taken_notifications.get());
+    assert_eq!(notified, (4 * KICK, 0));
 }
 
 #[test]
@@ -174,7 +177,9 @@ fn several_senders_share_a_kick_by_their_frames() {
 #[test]
 fn a_driver_that_wants_notifications_of_its_own_frames_pays_for_them() {
     let mut bed = Bed::new([[false, true], POLLS, POLLS]);
+    let before = bed.worker.counters().taken_notifications.get();
     assert_eq!(bed.cost(&[(0, 1, 8)]), [BATCH + KICK, 0, 0]);
+    assert_eq!(bed.worker.counters().taken_notifications.get(), before + 1);
     // Frames that another port sends to port 0 at the same time do not change the charge.
     assert_eq!(bed.cost(&[(0, 1, 8), (1, 0, 8)]), [BATCH + KICK, BATCH, 0]);
 }

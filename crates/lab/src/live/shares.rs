@@ -49,7 +49,20 @@
 //! - the part of the frames that waited in the output's queue
 //!
 //! `..._turns_per_batch` is the number of the worker's turns for each batch of a VM.
+//! `..._per_batch` divides all work of the worker by the batches of the VMs: the choices of the
+//! output, the looks at rings of other VMs before these choices, the batches that waited although
+//! their output was known, the turns in which the output sent waiting frames, and the interrupts.
+//! It has parts of the cycles, which add up to `all`:
+//!
+//! - the stages of the VMs' batches
+//! - all stages of the batches with acknowledgements (`answers`)
+//! - the interrupts, and the batches from the output's queue
+//! - the rest, which no sample and no other counter has, such as checks of drivers that want no
+//!   interrupt
+//!
 //! `cycles_per_byte_vs_fifo_pct_by_ranks` compares the cycles for a byte in pairs.
+//! `throughput_vs_fifo_pct_of_full_pairs_by_ranks` has only pairs in which the worker used
+//! [`USED_MIN`] of its capacity in both slices.
 //!
 //! The worker is the bottleneck in a slice only if it used its cycles. For each slice, the record
 //! shows the used part of the capacity (`..._worker_used_pct`), the cycles per second that were
@@ -61,9 +74,9 @@
 //!
 //! Without a rate, a `fifo` output sends each frame at once, and frames wait in the VMs' rings. A
 //! `fair-share` output chooses whom the worker polls. Frames that wait in its queue are copied
-//! twice: those of a VM's first batch after a pause, and large segments that the port does not
-//! take. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has a
-//! queue, and a link that is faster than any core.
+//! twice: those of a VM's first batch after a pause of 50 ms, and large segments that the port does
+//! not take. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also
+//! has a queue, and a link that is faster than any core.
 //!
 //! The slower a flow, the smaller are the large segments that TCP makes. With the same cycles, the
 //! worker moved 1,900 frames per second with a mean size of 40 KB with `fifo`, and 2,300 frames per
@@ -130,6 +143,8 @@ const CORE_PART: f64 = 1.0 / 30.0;
 const FLOW_SECS: &str = "86400";
 /// Number of packets in a large segment of a VM if the worker's cycles are the limit.
 const SEGMENTS: u32 = 8;
+/// Counters of the cycles of sampled batches, by stage.
+const STAGES: [&str; 3] = ["cycles_ingress", "cycles_classification", "cycles_egress"];
 /// Bytes of the queue with `fifo`.
 const QUEUE: u32 = 1 << 20;
 /// The VMs: each has a name, a client, the client's weight, and a number of flows.
@@ -311,8 +326,7 @@ fn details_of(spans: &Spans<'_>, vm: &str) -> Map<String, Value> {
     let (frames, batches) = (grown("rx_frames").max(1.0), grown("rx_batches").max(1.0));
     let rate = |name: &str| spans.per_second(vm, name).round();
     let sampled = grown("sampled_frames").max(1.0);
-    let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
-    let stages = stages.map(|name| grown(name) / sampled);
+    let stages = STAGES.map(|name| grown(name) / sampled);
     let details = json!({
         "vm": vm,
         "frames_per_s": rate("rx_frames"),
@@ -334,6 +348,49 @@ fn details_of(spans: &Spans<'_>, vm: &str) -> Map<String, Value> {
         Value::Object(details) => details,
         _ => Map::new(),
     }
+}
+
+/// Returns the sum of a count over all VMs.
+fn of_vms(count: impl Fn(&str) -> f64) -> f64 {
+    VMS.iter().map(|(vm, ..)| count(vm)).sum()
+}
+
+/// Returns the worker's work for each batch of a VM. The cycles of the stages are those of sampled
+/// batches, extrapolated to all frames.
+fn per_batch(all: &Spans<'_>) -> Value {
+    let sampled = |vm: &str, stage: &str| {
+        let frames = all.grown(vm, "rx_frames") / all.grown(vm, "sampled_frames").max(1.0);
+        all.grown(vm, stage) * frames
+    };
+    let of_ports = |name: &str| -> f64 { ports().map(|port| all.grown(port, name)).sum() };
+    let batches = of_vms(|vm| all.grown(vm, "rx_batches")).max(1.0);
+    let each = |count: f64| hundredths(count / batches);
+    let [charged, notified, queued] = ["cycles_charged", "cycles_notified", "cycles_queued"]
+        .map(|name| all.worker_grown(name) / batches);
+    let stages = STAGES.map(|stage| of_vms(|vm| sampled(vm, stage)) / batches);
+    let answers = STAGES.map(|stage| sampled(NET, stage)).iter().sum::<f64>() / batches;
+    let rest = charged - stages.iter().sum::<f64>() - answers - notified - queued;
+    json!({
+        "frames": each(of_vms(|vm| all.grown(vm, "rx_frames"))),
+        "frames_that_waited": each(of_vms(|vm| all.waited(vm))),
+        "choices": each(all.worker_grown("share_choices")),
+        "looks_at_other_rings": each(all.worker_grown("share_looks")),
+        "unchosen_batches": each(all.worker_grown("unchosen_batches")),
+        "turns_of_the_queue": each(all.worker_grown("busy_turns") - of_ports("rx_batches")),
+        "batches_of_answers": each(all.grown(NET, "rx_batches")),
+        "interrupts": each(of_ports("tx_kicks")),
+        "interrupts_for_taken_frames": each(all.worker_grown("taken_notifications")),
+        "cycles": {
+            "all": charged.round(),
+            "ingress": stages[0].round(),
+            "classification": stages[1].round(),
+            "egress": stages[2].round(),
+            "answers": answers.round(),
+            "interrupts": notified.round(),
+            "queue": queued.round(),
+            "rest": rest.round(),
+        },
+    })
 }
 
 fn hundredths(value: f64) -> f64 {
@@ -454,6 +511,11 @@ fn unpaced(bed: &Bed, runs: u32) -> anyhow::Result<Outcome> {
     outcome.note("fair_ratio_c2_over_c1_by_ranks", json!(Ranked::of(&ratios)));
     let part = pcts(&sums(&fair_rates), &sums(&rates));
     outcome.note("throughput_vs_fifo_pct_by_ranks", json!(Ranked::of(&part)));
+    let used = [&of_fifo, &of_fair].map(|slices| used_pct(slices, capacity));
+    let is_full = |pair: usize| used.iter().all(|used| used[pair] >= USED_MIN);
+    let full = (0..part.len()).filter(|pair| is_full(*pair)).map(|pair| part[pair]);
+    let full: Vec<f64> = full.collect();
+    outcome.note("throughput_vs_fifo_pct_of_full_pairs_by_ranks", json!(Ranked::of(&full)));
     let cycles = pcts(&cycles_per_byte(&of_fair), &cycles_per_byte(&of_fifo));
     outcome.note("cycles_per_byte_vs_fifo_pct_by_ranks", json!(Ranked::of(&cycles)));
     let [of_queued, of_fair] = in_slices(&stage, &[queued, fair], pairs / 2)?;
@@ -483,34 +545,45 @@ fn in_slices(stage: &Stage, cases: &[Case; 2], pairs: u32) -> anyhow::Result<[Ve
 /// Records the slices of a case, whose worker may use `capacity` cycles per second. Returns the
 /// rates in each slice.
 fn note_slices(outcome: &mut Outcome, name: &str, slices: &[Slice], capacity: f64) -> Vec<Rates> {
-    let spans = || slices.iter().map(|[first, last]| Spans::one(first, last));
-    let rates: Vec<Rates> = spans().map(|one| rates_of(&one)).collect();
-    let per_second =
-        |counter: &str| -> Vec<f64> { spans().map(|one| one.worker_per_second(counter)).collect() };
-    let charged = per_second("cycles_charged");
-    let used: Vec<f64> = charged.iter().map(|cycles| 100.0 * cycles / capacity).collect();
+    let rates = slices.iter().map(|[first, last]| rates_of(&Spans::one(first, last)));
+    let rates: Vec<Rates> = rates.collect();
+    let used = used_pct(slices, capacity);
     let below = used.iter().filter(|used| **used < USED_MIN).count();
-    let left = charged.iter().map(|cycles| (capacity - cycles).round());
-    let stolen = per_second("cycles_stolen").into_iter().map(f64::round);
+    let left = used.iter().map(|used| (capacity - capacity * used / 100.0).round());
+    let left: Value = left.collect();
+    let stolen = per_second(slices, "cycles_stolen").into_iter().map(f64::round);
     let all = Spans::all(slices);
-    let batches: f64 = VMS.iter().map(|(vm, ..)| all.grown(vm, "rx_batches")).sum();
+    let batches = of_vms(|vm| all.grown(vm, "rx_batches"));
     let details: Vec<_> = ports().map(|port| details_of(&all, port)).collect();
     let mut note = |what: &str, value: Value| outcome.note(&format!("{name}_{what}"), value);
     note("mbps", told(&rates));
     note("details", json!(details));
     note("turns_per_batch", json!(all.worker_grown("busy_turns") / batches.max(1.0)));
+    note("per_batch", per_batch(&all));
     note("worker_used_pct", used.into_iter().map(hundredths).collect());
-    note("cycles_left_per_s", left.collect());
+    note("cycles_left_per_s", left);
     note("stolen_per_s", stolen.collect());
     note("slices_below_capacity", json!(below));
     rates
+}
+
+/// Returns the increase per second of a counter of the worker, in each slice.
+fn per_second(slices: &[Slice], counter: &str) -> Vec<f64> {
+    let of = |[first, last]: &Slice| Spans::one(first, last).worker_per_second(counter);
+    slices.iter().map(of).collect()
+}
+
+/// Returns the part of the worker's capacity that the worker used, in per cent, in each slice.
+fn used_pct(slices: &[Slice], capacity: f64) -> Vec<f64> {
+    let charged = per_second(slices, "cycles_charged");
+    charged.into_iter().map(|cycles| 100.0 * cycles / capacity).collect()
 }
 
 /// Returns the worker's cycles for each byte that the VMs sent, in each slice.
 fn cycles_per_byte(slices: &[Slice]) -> Vec<f64> {
     let of = |[first, last]: &Slice| {
         let spans = Spans::one(first, last);
-        let bytes: f64 = VMS.iter().map(|(vm, ..)| spans.grown(vm, "rx_bytes")).sum();
+        let bytes = of_vms(|vm| spans.grown(vm, "rx_bytes"));
         spans.worker_grown("cycles_charged") / bytes.max(1.0)
     };
     slices.iter().map(of).collect()
@@ -618,6 +691,7 @@ fn vde(bed: &Bed, secs: f64) -> anyhow::Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::stage::Reading;
     use std::path::Path;
 
     #[test]
@@ -667,6 +741,35 @@ mod tests {
         assert_eq!(counter(told, "TCPTimeouts"), Some(17));
         assert_eq!(counter(told, "RetransSegs"), Some(4));
         assert_eq!(counter(told, "InErrs"), None);
+    }
+
+    #[test]
+    fn the_parts_of_the_cycles_for_a_batch_add_up() {
+        let port = |(vm, batches): (&str, u64)| {
+            let counters = json!({
+                "rx_batches": batches, "rx_frames": 5 * batches, "tx_kicks": batches,
+                "sampled_frames": 5,
+                "cycles_ingress": 10, "cycles_classification": 20, "cycles_egress": 30,
+            });
+            json!({ "port": vm, "counters": counters })
+        };
+        let ports = [("f1", 10), ("f2f3", 10), ("f4f5", 20), (NET, 4)].map(port);
+        let worker = json!({
+            "busy_turns": 48, "share_choices": 40, "share_looks": 20,
+            "cycles_charged": 8_000, "cycles_notified": 1_200, "cycles_queued": 400,
+        });
+        let stats = json!({ "ports": ports, "workers": [{ "counters": worker }] });
+        let slices = [[Reading::new(0, json!({})), Reading::new(1_000_000_000, stats)]];
+        let found = per_batch(&Spans::all(&slices));
+        assert_eq!((&found["frames"], &found["choices"]), (&json!(5.0), &json!(1.0)));
+        let [turns, interrupts] = ["turns_of_the_queue", "interrupts"].map(|name| &found[name]);
+        assert_eq!((turns, interrupts), (&json!(0.1), &json!(1.1)));
+        let cycles = |name: &str| found["cycles"][name].as_f64().unwrap();
+        let stages = ["ingress", "classification", "egress"].map(cycles);
+        let others = ["answers", "interrupts", "queue", "rest"].map(cycles);
+        assert_eq!((stages, others), ([10.0, 20.0, 30.0], [6.0, 30.0, 10.0, 94.0]));
+        assert_eq!(cycles("all"), 200.0);
+        assert_eq!(used_pct(&slices, 16_000.0), [50.0]);
     }
 
     #[test]

@@ -194,6 +194,7 @@ impl Account {
         parts: impl Iterator<Item = (PortId, u64)>,
         frames: u64,
     ) {
+        self.counters.cycles_notified.add(cost.0);
         let mut rest = Parts { cost: cost.0, frames };
         for (port, frames) in parts {
             self.bound.note_call(port, rest.next(frames));

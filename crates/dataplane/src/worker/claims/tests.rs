@@ -80,6 +80,10 @@ impl PortQueue for Counting {
     fn notify(&mut self) -> u32 {
         self.pair.notify()
     }
+
+    fn rest(&mut self) -> bool {
+        true
+    }
 }
 
 struct Bed {
@@ -146,6 +150,13 @@ impl Bed {
 
     fn turns(&mut self, turns: usize) {
         (0..turns).for_each(|_| _ = self.worker.turn());
+    }
+
+    /// Lets idle turns of the worker pass for slightly longer than `time`.
+    fn pause(&mut self, time: Nanos) {
+        self.worker.ctx.counter.0.advance(Cycles(time.0));
+        // The first turn takes the time, and the second turn looks at the rings.
+        self.turns(2);
     }
 
     fn looks(&self, port: usize) -> usize {
@@ -223,8 +234,13 @@ fn short_batches_take_one_turn_and_do_not_wait() {
     round(&mut bed, 3);
     let before = bed.counted();
     assert_eq!(before.1, 10, "the first batch of each port waits");
+    let counters = bed.worker.ctx.counters().read();
+    assert!(counters.cycles_queued > 0);
     (0..100).for_each(|_| round(&mut bed, 2));
     assert_eq!(bed.counted(), (before.0 + 200, before.1));
+    let grown = bed.worker.ctx.counters().read().since(&counters);
+    assert_eq!((grown.share_choices, grown.unchosen_batches, grown.cycles_queued), (200, 0, 0));
+    assert!((100..=200).contains(&grown.share_looks), "{} looks", grown.share_looks);
     assert!(bed.queue().is_empty() && !bed.queue().has_claims());
 }
 
@@ -295,8 +311,46 @@ fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
     assert_eq!(bed.received(), 32);
     assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
     bed.turns(1);
-    assert!(!bed.queue().has_claim(0));
+    assert!(!bed.queue().has_claim(0) && bed.worker.outputs.claims.looks() == 1);
     bed.turns(usize::from(EMPTY_MAX));
+    assert!(!bed.worker.outputs.claims.is_empty());
+    assert_eq!(bed.worker.outputs.claims.looks(), 0, "no output looks at the empty ring any more");
+    bed.pause(KNOWN_FOR);
+    assert!(bed.worker.outputs.claims.is_empty());
+}
+
+/// The worker looks at the empty ring of port 0 many times between two batches.
+#[test]
+fn a_batch_after_a_pause_passes_without_waiting() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    bed.send(0, 5);
+    bed.turns(2);
+    assert_eq!((bed.received(), bed.counted().1), (5, 5), "the first batch waits");
+    for _ in 0..20 {
+        bed.turns(100);
+        bed.pause(Nanos::from_millis(40));
+        bed.send(0, 5);
+        bed.turns(1);
+        assert_eq!((bed.received(), bed.counted().1), (5, 5));
+    }
+    bed.pause(KNOWN_FOR);
+    bed.send(0, 5);
+    bed.turns(2);
+    assert_eq!((bed.received(), bed.counted().1), (5, 10));
+}
+
+/// The schedule has more units than the worker always polls.
+#[test]
+fn a_port_at_rest_has_no_known_output() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    bed.send(0, 5);
+    bed.turns(2);
+    let output = Unit { port: PortId(0), queue: OUTPUT };
+    (0..8).for_each(|_| bed.worker.roster.schedule.add(output, Priority::FIRST));
+    bed.turns(8);
+    assert!(!bed.worker.outputs.claims.is_empty());
+    bed.pause(Nanos::from_millis(2));
+    assert!(!bed.worker.roster.polls(Unit { port: PortId(0), queue: QueueId(0) }));
     assert!(bed.worker.outputs.claims.is_empty());
 }
 

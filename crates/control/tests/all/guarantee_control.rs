@@ -43,7 +43,7 @@ impl Host {
         let terms = VmTerms { send: HOSE, receive: HOSE, headroom_permille: 1_000 };
         let table = PairTable::with_limits(2, 5, PairLimits::Guarantees);
         let (control, ring, lane) = (GuaranteeControl::default(), VecDeque::new(), VecDeque::new());
-        let vms = [(VM, TenantTerms { tenant: 0, terms })].into();
+        let vms = [(VM, TenantTerms { tenant: 0, terms, is_held: true })].into();
         let offers = vec![0; receivers];
         Self { table, control, vms, ring, lane, tokens: 0, offers, refused: 0, signals: 0 }
     }
@@ -111,6 +111,18 @@ impl Net {
         let now = Nanos::from_millis(self.ms);
         for host in self.senders.iter_mut().chain(&mut self.receivers) {
             host.control.period_ends(&host.table, &host.vms, now);
+        }
+    }
+
+    /// Puts the known limits of all pairs into force, or removes them, as a plan does.
+    fn hold(&mut self, is_held: bool) {
+        for host in self.senders.iter_mut().chain(&mut self.receivers) {
+            host.vms.values_mut().for_each(|of| of.is_held = is_held);
+            if is_held {
+                host.table.hold(VM);
+            } else {
+                host.table.release(VM);
+            }
         }
     }
 
@@ -248,4 +260,22 @@ fn a_pair_has_the_senders_guarantee_if_the_far_host_does_not_answer() {
     let rate = means(&net.millis(2_000, &flood))[0];
     assert!((HOSE * 97 / 100..=HOSE * 101 / 100).contains(&rate), "{rate}");
     assert_eq!(net.senders[0].table.receiving().count(), 0);
+}
+
+#[test]
+fn a_tenant_that_loses_its_queue_is_limited_from_the_first_frame_on() {
+    let mut net = Net::new(3, 2);
+    // The lanes have room for what the VMs send, so only limits of pairs can slow them down.
+    let flood = vec![vec![HOSE * 48 / 100; 2]; 3];
+    net.hold(false);
+    let free = net.millis(3_000, &flood);
+    let sum: u64 = means(&free).iter().sum();
+    assert!(sum >= 2 * HOSE * 140 / 100, "no limit with a queue of its own: {sum}");
+    assert!(net.senders.iter().all(|host| host.refused + host.signals == 0));
+    net.hold(true);
+    let most = largest_second(&net.millis(3_000, &flood));
+    assert!(most <= 2 * HOSE * 110 / 100, "{most}");
+    net.hold(false);
+    let sum: u64 = means(&net.millis(500, &flood)).iter().sum();
+    assert!(sum >= 2 * HOSE * 135 / 100, "the limits end at once: {sum}");
 }

@@ -128,10 +128,14 @@ impl Egress {
     ) {
         let Some(mut questions) = self.questions.take() else { return };
         questions.clear();
+        // Only a question that counts frames for rates must stay behind them.
+        let ahead = table.limits() == PairLimits::Guarantees;
         for &(frame, slot) in due {
             let frame = usize::from(frame);
             let Some(question) = table.question(slot) else { continue };
-            let Some(bytes) = marker::question(batch.head(frame), &question) else { continue };
+            let Some(bytes) = marker::question(batch.head(frame), &question, ahead) else {
+                continue;
+            };
             if questions.push(&bytes, Offload::NONE).is_err() {
                 break;
             }
@@ -183,14 +187,14 @@ fn meter(
     (passed, due): (&mut List, &mut Due),
     delivery: &mut Delivery,
 ) {
-    let limited = table.is_limited(source.0);
+    let measured = table.is_measured(source.0);
     for &i in frames {
         let (head, at) = (batch.head(usize::from(i)), usize::from(i));
         if marker::is_forged(head) {
             delivery.forged += 1;
             continue;
         }
-        if limited {
+        if measured {
             let passes = match table.send(source.0, destination(head), on_wire(batch, at), now) {
                 Sending::Free | Sending::Pass => true,
                 Sending::Ask(slot) => {

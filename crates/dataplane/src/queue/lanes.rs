@@ -7,7 +7,9 @@
 //! another queue while frames with the code point wait. If a code point moves to another queue, new
 //! frames still join the old queue while earlier frames with the code point wait there. As a
 //! result, no frame of a flow overtakes an earlier frame of the flow, except TCP's pure
-//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]).
+//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]). Questions
+//! and answers about pairs of VMs do not wait either ([`marker::passes_data`]): if they waited in
+//! the queues that a pair fills, the pair's limit would come too late.
 //!
 //! A moved code point uses its new queue at the latest after [`FOLLOW_MOST`], because a queue under
 //! constant load may never become empty.
@@ -23,6 +25,7 @@ use super::early::{Departure, EarlySignals};
 use super::line::Next;
 use super::{Classes, LaneCounters, QueueTerms, Stored};
 use crate::headers::{dscp_of, is_pure_ack};
+use crate::pairs::marker;
 
 /// Longest time for which a moved code point stays in its old queue.
 const FOLLOW_MOST: Nanos = Nanos::from_millis(100);
@@ -145,7 +148,8 @@ impl Lanes {
         let dscp = dscp_of(head);
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
-        Class { queue: lane.unwrap_or(queue), dscp, ahead: is_pure_ack(head) }
+        let ahead = is_pure_ack(head).unwrap_or_else(|| marker::passes_data(head));
+        Class { queue: lane.unwrap_or(queue), dscp, ahead }
     }
 
     /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code
@@ -165,7 +169,7 @@ impl Lanes {
     /// Whether the departing frame is to signal congestion, because the frames of its queue wait
     /// too long for the queue's rate ceiling.
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
-        // The loss of an acknowledgement slows nobody down, and its wait says nothing about data.
+        // The loss of such a frame slows nobody down, and its wait says nothing about data.
         if frame.class.ahead {
             return false;
         }

@@ -19,7 +19,9 @@
 //! - The guarantees of all VMs of a tenant on a host are one guarantee, as in the limit of what the
 //!   host sends. A VM may use what the tenant's other VMs on the host do not use.
 //! - A pair's demand is the rate at which it sent in the last [`WINDOW`] periods. It is
-//!   [`UNLIMITED`] for [`HELD_PERIODS`] after the pair reached its limit, and for a new pair.
+//!   [`UNLIMITED`] for [`HELD_PERIODS`] after the pair reached its limit, and for a new pair. A
+//!   host may measure a pair whose limit is not in force. Such a pair reaches its limit if it sends
+//!   as much.
 //! - Pairs whose demand is not met get equal parts ([`share`]). A pair with less demand gets its
 //!   demand and room to grow, but not more than the pairs whose demand is not met. The others get
 //!   what it does not use.

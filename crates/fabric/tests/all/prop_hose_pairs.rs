@@ -303,3 +303,25 @@ fn more_senders_than_receivers_send_no_more_than_the_receivers_guarantees() {
     let last: u64 = bits[40..].iter().sum();
     assert!((4_600_000..=4_850_000).contains(&last), "{last}");
 }
+
+#[test]
+fn a_pair_that_sends_more_than_its_part_wants_more() {
+    let hose = Hose { send: BitsPerSecond(100 * MBIT), receive: BitsPerSecond(100 * MBIT) };
+    let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose })].into();
+    let part = BitsPerSecond(10 * MBIT);
+    // The limit is not in force while the pair sends 50 Mbit/s. Then the pair sends 5 Mbit/s.
+    let mut pairs = HosePairs::new();
+    let mut sent = Pair::new(0).sent;
+    let mut wants = Vec::new();
+    for period in 1..=60 {
+        let rate = if period <= 30 { 50 * MBIT } else { 5 * MBIT };
+        sent.bytes += rate / 8 / PERIODS;
+        sent.asked += 1;
+        sent.answer = Some(Answer { question: sent.asked, part, ..Answer::default() });
+        let limits = pairs.period_ends(Nanos(PERIOD.0 * period), &members, &[sent], &[]);
+        wants.push(limits.send[0].want);
+        assert_eq!(limits.send[0].limit, Some(part));
+    }
+    assert!(wants[..30].iter().all(|want| *want == UNLIMITED), "{wants:?}");
+    assert_eq!(wants[59], BitsPerSecond(5 * MBIT));
+}

@@ -32,6 +32,9 @@
 //!   with few tokens sends few frames at once ([`PairTable::batch_limit`]), so that its frames wait
 //!   in its ring and are not dropped. If the VM's bucket stays empty, frames signal congestion, too
 //!   (`pressure`). Arriving frames are not counted.
+//! - The pairs of a VM may be measured without limits ([`PairTable::measure`]): frames are counted,
+//!   and questions are asked and answered, but no bucket takes tokens. The pairs' limits are then
+//!   known before [`PairTable::hold`] puts them into force.
 //! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
 //!   rates and frees slots. Counters are never reset, so readers compare two readings.
 //!
@@ -43,8 +46,9 @@
 //! # Cost
 //!
 //! A frame that leaves costs a search in one or two cache lines of keys, and the operations of two
-//! buckets. A frame that arrives costs the same search, and the operations of one bucket. The table
-//! allocates memory only when it is created.
+//! buckets. If the VM is only measured, it costs the search and two counters. A frame that arrives
+//! costs the same search, and the operations of one bucket. The table allocates memory only when it
+//! is created.
 
 mod keys;
 mod pressure;
@@ -174,7 +178,7 @@ pub struct VmRates {
 /// Decision about a frame of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
-    /// The VM is not under limits of pairs.
+    /// The pairs of the VM are neither limited nor measured.
     Free,
     /// The frame passes.
     Pass,
@@ -191,6 +195,9 @@ pub enum Sending {
 /// A VM's limits and use.
 #[derive(Debug)]
 struct Vm {
+    /// Whether the VM's frames are counted, and questions about its pairs are asked and answered.
+    measured: AtomicBool,
+    /// Whether the rates are in force. Only a measured VM has rates in force.
     limited: AtomicBool,
     default: PacedBucket,
     send: PacedBucket,
@@ -229,6 +236,7 @@ impl PairTable {
     #[must_use]
     pub fn with_limits(ports: usize, seed: u64, limits: PairLimits) -> Self {
         let vm = || Vm {
+            measured: AtomicBool::new(false),
             limited: AtomicBool::new(false),
             default: PacedBucket::of_vm(limits),
             send: PacedBucket::of_vm(limits),
@@ -251,6 +259,10 @@ impl PairTable {
 
     fn vm(&self, port: u16) -> Option<&Vm> {
         self.vms.get(usize::from(port)).filter(|vm| vm.limited.load(Ordering::Relaxed))
+    }
+
+    fn measured_vm(&self, port: u16) -> Option<&Vm> {
+        self.vms.get(usize::from(port)).filter(|vm| vm.measured.load(Ordering::Relaxed))
     }
 
     /// Returns what the table limits.
@@ -278,10 +290,20 @@ impl PairTable {
         self.vm(port).is_some()
     }
 
+    /// Whether the pairs of the VM at `port` are measured, with or without limits.
+    #[inline]
+    #[must_use]
+    pub fn is_measured(&self, port: u16) -> bool {
+        self.measured_vm(port).is_some()
+    }
+
     /// Decides about a frame of the VM at `port` to the address `mac`, and counts the frame.
     pub fn send(&self, port: u16, mac: u64, size: Size, now: Nanos) -> Sending {
-        let Some(vm) = self.vm(port) else { return Sending::Free };
+        let Some(vm) = self.measured_vm(port) else { return Sending::Free };
         let slot = self.send_slot(vm, port, mac);
+        if !vm.limited.load(Ordering::Relaxed) {
+            return self.pass(slot, size, now);
+        }
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
             let passes = vm.take(&vm.default, size.bytes, now);
             if passes {
@@ -308,6 +330,15 @@ impl PairTable {
         } else {
             Sending::Pass
         }
+    }
+
+    /// Counts a frame of a VM without limits. Nothing is asked about a pair before
+    /// [`Self::set_sender`] has set what the question reports.
+    fn pass(&self, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
+        let Some((at, slot)) = slot else { return Sending::Pass };
+        slot.count(size, true);
+        let asks = slot.bucket.is_set() && slot.asks(now, self.asks_every());
+        if asks { Sending::Ask(at) } else { Sending::Pass }
     }
 
     const fn asks_every(&self) -> Nanos {
@@ -361,14 +392,14 @@ impl PairTable {
     pub fn answered(&self, port: u16, mac: u64, answer: &Answer) -> bool {
         let at = PairKey::new(port, mac).and_then(|key| self.send_keys.find(key.0));
         let slot = at.and_then(|at| self.send.get(at));
-        self.vm(port).is_some() && slot.is_some_and(|slot| slot.answered(answer))
+        self.measured_vm(port).is_some() && slot.is_some_and(|slot| slot.answered(answer))
     }
 
     /// Records a question about the pair of the address `mac` and the VM at `port`. Returns the
-    /// answer, or `None` if the VM is not under limits, the table is full, or the VM's part for the
+    /// answer, or `None` if the VM is not measured, the table is full, or the VM's part for the
     /// pair is not known yet.
     pub fn asked(&self, port: u16, mac: u64, question: &Question) -> Option<Answer> {
-        let vm = self.vm(port)?;
+        let vm = self.measured_vm(port)?;
         let key = PairKey::new(port, mac)?;
         let at = match self.receive_keys.find(key.0) {
             Some(at) => at,
@@ -400,19 +431,51 @@ impl PairTable {
 
     /// Puts the VM at `port` under limits of pairs, or changes its rates.
     pub fn limit(&self, port: u16, rates: VmRates) {
+        self.set_vm(port, rates, true);
+    }
+
+    /// Measures the pairs of the VM at `port` without limits. The VM's rates and those of its pairs
+    /// are in force from [`Self::hold`] on.
+    pub fn measure(&self, port: u16, rates: VmRates) {
+        self.set_vm(port, rates, false);
+    }
+
+    fn set_vm(&self, port: u16, rates: VmRates, limited: bool) {
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
         vm.default.set(rates.default);
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
-        vm.limited.store(true, Ordering::Relaxed);
+        vm.limited.store(limited, Ordering::Relaxed);
+        vm.measured.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the limits of pairs from the VM at `port`. Its pairs keep their slots until
+    /// Puts the rates of the VM at `port` into force, if the VM is measured.
+    pub fn hold(&self, port: u16) {
+        if let Some(vm) = self.measured_vm(port) {
+            vm.limited.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes the limits of pairs from the VM at `port`. The VM's pairs are still measured.
+    pub fn release(&self, port: u16) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.limited.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the limits and the measurement of the VM at `port`. Its pairs keep their slots until
     /// [`Self::end_sender`] and [`Self::end_receiver`].
     pub fn unlimit(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
             vm.limited.store(false, Ordering::Relaxed);
+            vm.measured.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the ports of the VMs whose pairs are measured, with or without limits.
+    pub fn measured(&self) -> impl Iterator<Item = u16> + '_ {
+        let ports = (0_u16..).zip(&self.vms);
+        ports.filter(|(_, vm)| vm.measured.load(Ordering::Relaxed)).map(|(port, _)| port)
     }
 
     /// Returns the ports of the VMs under limits of pairs, with the bytes that passed their default

@@ -416,6 +416,41 @@ fn a_vm_that_pauses_gets_no_signals() {
     }
 }
 
+#[test]
+fn a_measured_vm_asks_and_answers_without_limits_until_it_is_held() {
+    let table = PairTable::with_limits(4, 9, PairLimits::Guarantees);
+    let most = crate::policer::RATE_MAX;
+    let rates = VmRates { default: most, send: most, receive: most };
+    table.hold(VM);
+    assert_eq!(table.send(VM, FAR, FRAME, Nanos(1)), Sending::Free, "nothing is known");
+    table.measure(VM, rates);
+    assert!(table.is_measured(VM) && !table.is_limited(VM));
+    assert_eq!(table.send(VM, FAR, FRAME, Nanos::from_millis(1)), Sending::Pass, "nothing to tell");
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(1), (mbps(1), mbps(1), mbps(1)));
+    let at = Nanos::from_millis(200);
+    let Sending::Ask(slot) = table.send(VM, FAR, FRAME, at) else { panic!("no question") };
+    let question = table.question(slot).unwrap();
+    let part = mbps(1);
+    let answer = Answer { number: 1, epoch: question.epoch, sent: 2, part, ..Answer::default() };
+    assert!(table.answered(VM, FAR, &answer));
+    assert_eq!(table.asked(VM, FAR, &question), None, "the part is not known yet");
+    table.set_receiver(table.receiving().next().unwrap().pair, part);
+    assert_eq!(table.asked(VM, FAR, &question).map(|answer| answer.part), Some(part));
+    let at = Nanos::from_secs(1);
+    assert_eq!((at_once(&table, at), table.sending().next().unwrap().bytes), (100, 127_500));
+    assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos::ZERO, usize::MAX));
+    // The bucket is full when the limits come into force: 16,384 bytes are 13 frames and a part.
+    table.hold(VM);
+    assert_eq!((at_once(&table, at), table.is_limited(VM)), (14, true));
+    table.release(VM);
+    assert_eq!(at_once(&table, at), 100);
+    assert_eq!((table.measured().collect::<Vec<_>>(), table.limited().count()), (vec![VM], 0));
+    table.unlimit(VM);
+    assert_eq!(table.send(VM, FAR, FRAME, at), Sending::Free);
+    assert!(!table.answered(VM, FAR, &Answer { number: 1, ..answer }));
+}
+
 proptest::proptest! {
     #[test]
     fn in_any_second_a_pair_sends_no_more_than_its_limits_and_a_small_burst(

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use penstock_control::pair_control::{GuaranteeControl, TenantTerms, VmTerms};
-use penstock_qos::pair_table::{Answer, PairLimits, PairTable, Question, Sending};
+use penstock_qos::pair_table::{Answer, Delayed, PairLimits, PairTable, Question, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 
@@ -28,6 +28,8 @@ struct Host {
     /// Receivers of the frames in the VM's ring, and of those in the tenant's lane at the uplink.
     ring: VecDeque<usize>,
     lane: VecDeque<usize>,
+    /// Receivers of the frames that wait for the limits of their pairs, by the pairs' slots.
+    lines: BTreeMap<usize, VecDeque<usize>>,
     /// Bits that the lane may send now.
     tokens: u64,
     /// Bits that the VM still has to offer to each receiver.
@@ -44,14 +46,44 @@ impl Host {
         let table = PairTable::with_limits(2, 5, PairLimits::Guarantees);
         let (control, ring, lane) = (GuaranteeControl::default(), VecDeque::new(), VecDeque::new());
         let vms = [(VM, TenantTerms { tenant: 0, terms, is_held: true })].into();
-        let offers = vec![0; receivers];
-        Self { table, control, vms, ring, lane, tokens: 0, offers, refused: 0, signals: 0 }
+        let (offers, lines) = (vec![0; receivers], BTreeMap::new());
+        Self { table, control, vms, ring, lane, lines, tokens: 0, offers, refused: 0, signals: 0 }
+    }
+
+    /// Moves the frames that may leave the lines of their pairs to the lane.
+    fn release(&mut self, now: Nanos) {
+        for (slot, line) in &mut self.lines {
+            while let Some(receiver) = line.front().copied()
+                && self.table.departs(VM, *slot, FRAME.bytes, now).is_ok()
+            {
+                line.pop_front();
+                if self.lane.len() < RING {
+                    self.lane.push_back(receiver);
+                }
+            }
+        }
+    }
+
+    /// Makes a frame wait for the limit of its pair. Returns whether a question is due.
+    fn delay(&mut self, receiver: usize, delayed: Delayed, now: Nanos) -> bool {
+        let Delayed { slot, signals, asks } = delayed;
+        if signals {
+            self.table.refuse(slot, FRAME);
+            self.signals += 1;
+        } else if self.table.waits(VM, slot, FRAME, now) {
+            self.lines.entry(slot).or_default().push_back(receiver);
+        } else {
+            self.table.refuse(slot, FRAME);
+            self.refused += 1;
+        }
+        asks
     }
 
     /// Sends frames of the ring until the VM has to wait. Returns the questions with their
     /// receivers.
     fn send(&mut self, now: Nanos) -> Vec<(usize, Question)> {
         let mut asked = Vec::new();
+        self.release(now);
         while !self.ring.is_empty() && self.table.wait(VM, now) == Nanos::ZERO {
             let burst = self.table.batch_limit(VM).min(32);
             for receiver in self.ring.drain(..burst.min(self.ring.len())).collect::<Vec<_>>() {
@@ -63,6 +95,13 @@ impl Host {
                     Sending::Signal(slot) => {
                         self.table.take_back(VM, slot, FRAME, true);
                         self.signals += 1;
+                        continue;
+                    }
+                    Sending::Wait(delayed) => {
+                        if self.delay(receiver, delayed, now) {
+                            let question = self.table.question(delayed.slot).unwrap();
+                            asked.push((receiver, question));
+                        }
                         continue;
                     }
                     Sending::Refuse => {

@@ -142,14 +142,35 @@ impl Lanes {
     /// Returns the class of a frame that begins with `head`, belongs to `tenant` and arrives at
     /// `now`.
     pub(super) fn class_of(&mut self, head: &[u8], tenant: Option<u16>, now: Nanos) -> Class {
+        let dscp = dscp_of(head);
+        let ahead = is_pure_ack(head).unwrap_or_else(|| marker::passes_data(head));
+        Class { queue: self.queue_of(dscp, tenant, now), dscp, ahead }
+    }
+
+    /// Returns the queue or lane of a frame with the code point `dscp` that belongs to `tenant`.
+    #[inline]
+    fn queue_of(&mut self, dscp: u8, tenant: Option<u16>, now: Nanos) -> u8 {
         if self.following != 0 {
             self.settle(now);
         }
-        let dscp = dscp_of(head);
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
-        let ahead = is_pure_ack(head).unwrap_or_else(|| marker::passes_data(head));
-        Class { queue: lane.unwrap_or(queue), dscp, ahead }
+        lane.unwrap_or(queue)
+    }
+
+    /// Adds a frame of `tenant` that waited before it could join a queue. The classes may have
+    /// changed since. Returns false if the queue has no room.
+    pub(super) fn push_late(&mut self, mut frame: Stored, tenant: Option<u16>, now: Nanos) -> bool {
+        let queue = self.queue_of(frame.class.dscp, tenant, now);
+        frame.class.queue = queue;
+        if frame.class.dscp != 0 {
+            self.count_if_unmapped(frame.class);
+        }
+        let queued = self.push(frame, now);
+        if !queued {
+            self.counters.refused(queue);
+        }
+        queued
     }
 
     /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code

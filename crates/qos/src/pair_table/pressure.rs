@@ -1,4 +1,4 @@
-//! Decides when a VM that waits for its bucket signals congestion to the senders in the VM.
+//! Decides when a VM or a pair that waits for its bucket signals congestion to the VM's senders.
 //!
 //! # Problem
 //!
@@ -12,6 +12,9 @@
 //! frames of the VM waited almost all the time. One frame then signals congestion, and further
 //! frames do so at CoDel's growing rate until the bucket is half full again. At least
 //! [`SIGNAL_FRAMES`] frames are between two signals.
+//!
+//! The frames of a pair wait in a line ([`super::PairTable::waits`]). The same rule applies to a
+//! pair whose line is never empty for [`INTERVAL`].
 //!
 //! # Departures
 //!
@@ -30,7 +33,7 @@ const INTERVAL: Nanos = Nanos::from_millis(100);
 /// Smallest frame that signals congestion, in bytes. To lose an acknowledgement slows nobody down.
 const SIGNAL_BYTES: u32 = 600;
 
-/// State of the signals of a VM.
+/// State of the signals of a VM or a pair.
 #[derive(Debug)]
 pub(super) struct Pressure {
     /// Time in ns at which the bucket was last half full.
@@ -53,14 +56,19 @@ impl Pressure {
         }
     }
 
+    /// Notes that no frame waits at the time `now`.
+    pub(super) fn rest(&self, now: Nanos) {
+        self.relaxed.store(now.0, Ordering::Relaxed);
+        self.signals.store(0, Ordering::Relaxed);
+    }
+
     /// Whether a frame that passes should signal congestion. `relaxed` is true if the VM's bucket
     /// was at least half full before the frame.
     pub(super) fn signals(&self, relaxed: bool, size: Size, now: Nanos) -> bool {
         let passed = u64::from(size.frames);
         let passed = self.frames.fetch_add(passed, Ordering::Relaxed).wrapping_add(passed);
         if relaxed {
-            self.relaxed.store(now.0, Ordering::Relaxed);
-            self.signals.store(0, Ordering::Relaxed);
+            self.rest(now);
             return false;
         }
         let since = now.0.saturating_sub(self.relaxed.load(Ordering::Relaxed));

@@ -353,7 +353,7 @@ fn passing(table: &PairTable, vm: u16, count: u32, now: Nanos) -> u32 {
     let mut passing = 0;
     for _ in 0..count {
         match table.send(vm, FAR, Size { bytes: 1_250, frames: 1 }, now) {
-            Sending::Refuse => continue,
+            Sending::Wait(_) | Sending::Refuse => continue,
             Sending::Ask(slot) => {
                 let question = table.question(slot).unwrap();
                 let answer = Answer {

@@ -12,8 +12,14 @@
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
 //! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
-//! the VM's ring. Frames above a pair's own limit are dropped, but the rate of a pair's bucket is
-//! the limit times [`HEADROOM`]. So a VM with one pair waits before the bucket is empty.
+//! the VM's ring. Frames above a pair's own limit wait in a line of the pair at the uplink. The rate
+//! of a pair's bucket is the limit times [`HEADROOM`], so the frames of a VM with one pair wait in
+//! the ring, where TCP loses none.
+//!
+//! Frames that wait use the whole rate of their bucket, so the headroom need not be larger. Buckets
+//! count frames without preamble and gap, while the tenant's lane counts both, like a link. So full
+//! frames at the rate of a bucket take 1.6 % more of a link than the bucket's rate. The lane delays
+//! frames above the tenant's guarantee at the sender.
 
 use std::collections::BTreeMap;
 

@@ -29,12 +29,12 @@
 //!   for [`SILENT_PERIODS`], because a full network also loses answers.
 //! - A receiver counts a pair whose sender sent no question in [`QUIET_PERIODS`] as without demand.
 //!
-//! A VM's frames share one ring. While a pair of a VM has reached its limit, the VM has the sum of
-//! what its pairs may send as a limit for which its frames wait ([`HoseLimits::vms`]). The sum
-//! contains twice the rate of a pair below its limit. If the sum contained the whole limit of a
-//! pair that sends only acknowledgements, the frames of the VM's other pairs would not wait, and
-//! would be dropped at the pairs' limits. Otherwise, and for a pair without a limit, a VM has twice
-//! the sender's guarantee, so that only floods wait.
+//! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
+//! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in its
+//! ring ([`HoseLimits::vms`]), so a VM with one pair loses no frame. The sum contains the whole
+//! limit of each pair: a pair that begins to send more must not wait for another pair of its VM.
+//! Otherwise, and for a pair without a limit, a VM has twice the sender's guarantee, so that only
+//! floods wait.
 //!
 //! # Bounds
 //!
@@ -75,8 +75,6 @@ const NOTHING: BitsPerSecond = BitsPerSecond(0);
 const HELD_PERCENT: u64 = 90;
 /// Room of a pair to grow: its demand, and an equal part of the guarantee, divided by this number.
 const ROOM: u64 = 4;
-/// Divisor of a pair's limit. A pair below its limit adds at least this fraction to the VM's sum.
-const START: u64 = 32;
 
 /// Tenant of a VM, and the guarantees of all VMs of the tenant on this host together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -297,11 +295,8 @@ impl VmSum {
             self.has_free = true;
             return;
         };
-        let is_held = pair.held > 0;
-        let grown = BitsPerSecond(pair.rate.0.saturating_mul(2).max(limit.0 / START));
-        let rate = if is_held { limit } else { grown.min(limit) };
-        self.limited = self.limited.saturating_add(rate.min(hose).0);
-        self.has_held |= is_held;
+        self.limited = self.limited.saturating_add(limit.min(hose).0);
+        self.has_held |= pair.held > 0;
     }
 
     fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {

@@ -100,6 +100,9 @@ impl GuaranteeControl {
                 table.measure(*vm, rates);
             }
         }
+        for (vm, first) in &limits.first {
+            table.set_first(*vm, part(first.0, HEADROOM, 1_000));
+        }
         for vm in measured.into_iter().filter(|vm| !vms.contains_key(vm)) {
             table.unlimit(vm);
         }

@@ -86,8 +86,13 @@ pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 /// Time between two questions about a pair in a table for guarantees. Questions take a part of slow
-/// guarantees, and guarantees change less often than rates.
+/// guarantees, and guarantees change less often than rates. The first [`NEW_QUESTIONS`] questions
+/// without an answer have [`PERIOD`] between them, because the pair has a small limit until then.
 pub const GUARANTEE_PERIOD: Nanos = Nanos::from_millis(100);
+
+/// Number of questions in a table for guarantees that follow each other sooner until one is
+/// answered.
+pub const NEW_QUESTIONS: u32 = 10;
 
 /// What a table limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -224,6 +229,8 @@ struct Vm {
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
+    /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
+    first: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,
     bytes: AtomicU64,
@@ -263,6 +270,7 @@ impl PairTable {
             default: PacedBucket::of_vm(limits),
             send: PacedBucket::of_vm(limits),
             receive: PacedBucket::of_vm(limits),
+            first: AtomicU64::new(0),
             pressure: Pressure::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -388,7 +396,7 @@ impl PairTable {
 
     /// Whether a question about a pair is due. The VM pays for the question.
     fn asks(&self, vm: &Vm, slot: &SendSlot, now: Nanos) -> bool {
-        let asks = slot.asks(now, self.asks_every());
+        let asks = slot.asks(now, self.asks_every(slot));
         if asks {
             vm.send.spend(QUESTION_BYTES, now);
         }
@@ -400,7 +408,7 @@ impl PairTable {
     /// for a former limit, the frame follows them.
     fn pass(&self, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
         let Some((at, slot)) = slot else { return Sending::Pass };
-        let asks = slot.bucket.is_set() && slot.asks(now, self.asks_every());
+        let asks = slot.bucket.is_set() && slot.asks(now, self.asks_every(slot));
         if slot.is_waited_for() {
             return Sending::Wait(Delayed { slot: at, signals: false, asks });
         }
@@ -466,10 +474,11 @@ impl PairTable {
         }
     }
 
-    const fn asks_every(&self) -> Nanos {
+    /// Returns the time between two questions about a pair.
+    fn asks_every(&self, slot: &SendSlot) -> Nanos {
         match self.limits {
-            PairLimits::Rates => PERIOD,
-            PairLimits::Guarantees => GUARANTEE_PERIOD,
+            PairLimits::Guarantees if !slot.is_new() => GUARANTEE_PERIOD,
+            PairLimits::Guarantees | PairLimits::Rates => PERIOD,
         }
     }
 
@@ -488,7 +497,7 @@ impl PairTable {
         }
         let begin = |at: usize| {
             if let Some(slot) = self.send.get(at) {
-                slot.begin();
+                slot.begin(BitsPerSecond(vm.first.load(Ordering::Relaxed)));
             }
         };
         let at = vm.claim(SENDER, &self.send_keys, key, begin)?;
@@ -572,6 +581,14 @@ impl PairTable {
         vm.receive.set(rates.receive);
         vm.limited.store(limited, Ordering::Relaxed);
         vm.measured.store(true, Ordering::Relaxed);
+    }
+
+    /// Sets the rate of each new pair of the VM at `port` until [`Self::set_sender`] sets another.
+    /// The first frame of such a pair brings a question, which reports an unlimited demand.
+    pub fn set_first(&self, port: u16, rate: BitsPerSecond) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.first.store(rate.0, Ordering::Relaxed);
+        }
     }
 
     /// Puts the rates of the VM at `port` into force, if the VM is measured.

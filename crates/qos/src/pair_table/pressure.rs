@@ -25,13 +25,25 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_units::Nanos;
 
-use super::slots::{SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
 use crate::policer::Size;
 
+/// Time between two frames of a pair that signal congestion to the sender.
+pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
+/// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
+/// timeout.
+pub(super) const SIGNAL_FRAMES: u64 = 32;
 /// Time without a pause after which a VM's frames signal congestion (RFC 8289 §4.3).
 const INTERVAL: Nanos = Nanos::from_millis(100);
 /// Smallest frame that signals congestion, in bytes. To lose an acknowledgement slows nobody down.
 const SIGNAL_BYTES: u32 = 600;
+
+/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
+pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+    let at = next.load(Ordering::Relaxed);
+    let later = (now + every).0;
+    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
 
 /// State of the signals of a VM or a pair.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::pressure::Pressure;
-use super::{PairLimits, PairRef, ReceiveReading, SendReading};
+use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
+use super::{NEW_QUESTIONS, PairLimits, PairRef, ReceiveReading, SendReading};
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
 
@@ -33,13 +33,6 @@ const LINE_MAX: u64 = 1 << 20;
 /// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
 /// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
-
-/// Time between two frames of a pair that signal congestion to the sender.
-pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
-/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
-/// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
-/// timeout.
-pub(super) const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -227,13 +220,6 @@ fn parts(bytes: u32) -> i64 {
     i64::from(bytes.min(DEPTH_MAX)).saturating_mul(PARTS_OF_BYTE)
 }
 
-/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
-pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
-    let at = next.load(Ordering::Relaxed);
-    let later = (now + every).0;
-    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-}
-
 /// A pair with its sender on this host.
 #[derive(Debug)]
 pub(super) struct SendSlot {
@@ -284,9 +270,11 @@ impl SendSlot {
         }
     }
 
-    /// Prepares the slot for a new pair.
-    pub(super) fn begin(&self) {
-        self.bucket.set(BitsPerSecond(0));
+    /// Prepares the slot for a new pair, whose bucket has the rate `first`.
+    pub(super) fn begin(&self, first: BitsPerSecond) {
+        let most = BitsPerSecond(u64::MAX);
+        self.tell(first, most, most);
+        self.bucket.set(first);
         self.next.store(0, Ordering::Relaxed);
         self.signal.store(0, Ordering::Relaxed);
         self.signalled.store(self.frames.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -306,6 +294,13 @@ impl SendSlot {
         } else {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether no question is answered yet, although few were asked.
+    pub(super) fn is_new(&self) -> bool {
+        let [number, ..] = &self.answer;
+        number.load(Ordering::Relaxed) & ANSWERED == 0
+            && self.asked.load(Ordering::Relaxed) < NEW_QUESTIONS
     }
 
     /// Whether frames wait for the bucket.

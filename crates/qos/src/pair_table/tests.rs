@@ -569,9 +569,42 @@ fn a_vm_with_one_pair_waits_and_loses_only_signals() {
     // The first signal comes after 32 frames, of which 27 take 5 ms each, and later ones as well.
     assert!((130..=150).contains(&signals[0]), "{signals:?}");
     assert!((55..=70).contains(&signals.len()), "{signals:?}");
-    // 10 s at 200 frames/s, with a question every 100 ms.
+    // 10 s at 200 frames/s, with a question every 100 ms, and 10 questions every 50 ms before.
     assert!((1_980..=2_005).contains(&sent), "{sent}");
-    assert!((95..=101).contains(&asked), "{asked}");
+    assert!((99..=106).contains(&asked), "{asked}");
+}
+
+#[test]
+fn a_new_pair_has_the_first_rate_and_asks_at_once_and_soon_again() {
+    let table = guarantees();
+    table.set_first(VM, mbps(1));
+    let begin = Nanos::from_secs(1);
+    let Sending::Ask(slot) = table.send(VM, FAR, FRAME, begin) else { panic!("no question") };
+    let first = table.question(slot).unwrap();
+    assert_eq!((first.number, first.rate, first.want.0), (1, mbps(1), u64::MAX));
+    // 16,384 bytes are 14 frames.
+    assert_eq!(at_once(&table, begin), 13);
+    let mut asked = Vec::new();
+    for ms in 1..2_000 {
+        let sent = table.send(VM, FAR, FRAME, Nanos(begin.0 + ms * 1_000_000));
+        if matches!(sent, Sending::Ask(_) | Sending::Wait(Delayed { asks: true, .. })) {
+            asked.push((ms, table.question(slot).unwrap()));
+        }
+    }
+    let times: Vec<u64> = asked.iter().map(|(ms, _)| *ms).collect();
+    assert_eq!(times[..12], [50, 100, 150, 200, 250, 300, 350, 400, 450, 500, 600, 700]);
+    let (_, question) = asked[asked.len() - 1];
+    let answer = Answer { number: question.number, epoch: question.epoch, ..Answer::default() };
+    assert!(table.answered(VM, FAR, &answer));
+    // Another pair begins with the first rate of that time.
+    table.set_first(VM, mbps(8));
+    let at = Nanos::from_secs(4);
+    assert!(matches!(table.send(VM, FAR + 1, FRAME, at), Sending::Ask(_)));
+    let passing = (0..100).filter(|_| {
+        let sent = table.send(VM, FAR + 1, FRAME, at);
+        !matches!(sent, Sending::Wait(_) | Sending::Refuse)
+    });
+    assert_eq!(passing.count(), 39, "50,000 bytes are 40 frames");
 }
 
 #[test]

@@ -300,13 +300,14 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     // One of red's ports may use what the other does not use.
     let (vm, far) = (ids[0], 0x5254_0000_0099);
     let size = Size { bytes: 1_250, frames: 1 };
-    assert_eq!(table.send(vm, far, size, Nanos::from_millis(60)), Sending::Pass);
-    period();
-    let Sending::Ask(slot) = table.send(vm, far, size, Nanos::from_millis(110)) else {
-        panic!("no question")
+    let ask = |ms| match table.send(vm, far, size, Nanos::from_millis(ms)) {
+        Sending::Ask(slot) => table.question(slot).unwrap(),
+        other => panic!("{other:?}"),
     };
-    let question = table.question(slot).unwrap();
-    assert_eq!((question.rate.0, question.part.0), (20_000_000, 20_000_000));
+    assert_eq!(ask(60).rate.0, 10_200_000, "half of the guarantee, and the headroom of a bucket");
+    period();
+    let question = ask(110);
+    assert_eq!((question.rate.0, question.part.0), (10_000_000, 20_000_000));
     // The answer limits the pair, and leaves the other port alone.
     let answer = Answer {
         number: question.number,

@@ -12,9 +12,9 @@
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
 //! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
-//! the VM's ring. Frames above a pair's own limit wait in a line of the pair at the uplink. The rate
-//! of a pair's bucket is the limit times [`HEADROOM`], so the frames of a VM with one pair wait in
-//! the ring, where TCP loses none.
+//! the VM's ring. Frames above a pair's own limit wait in a line of the pair at the uplink. The
+//! rate of a pair's bucket is the limit times [`HEADROOM`], so the frames of a VM with one pair
+//! wait in the ring, where TCP loses none.
 //!
 //! Frames that wait use the whole rate of their bucket, so the headroom need not be larger. Buckets
 //! count frames without preamble and gap, while the tenant's lane counts both, like a link. So full

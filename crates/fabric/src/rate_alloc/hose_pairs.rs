@@ -45,10 +45,11 @@
 //! # Bounds
 //!
 //! The parts of a receiver never exceed 1.5 times its guarantee in sum. If each pair keeps its
-//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods. The limits
-//! of a tenant's new pairs on a host are half of its sending guarantee in sum after each period. A
-//! pair that begins within a period has the limit that one more pair would have got
-//! ([`HoseLimits::first`]).
+//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods.
+//!
+//! After each period, the limits of a tenant's new pairs on a host are half of its sending
+//! guarantee in sum. A pair that begins within a period has the limit that one more pair would have
+//! got ([`HoseLimits::first`]). So the sum can be larger until the next period.
 //!
 //! # Departures
 //!

@@ -53,7 +53,7 @@ pub struct VmTerms {
     pub headroom_permille: u32,
 }
 
-/// Pairs of a host after a period.
+/// Pairs of a host after a period. Pairs that are only measured do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairUse {
     /// Pairs with their sender on this host.

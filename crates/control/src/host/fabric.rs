@@ -55,8 +55,9 @@ impl Host {
         let config = overlay.over(changing.overlay.off(HostConfig::clone(&old)));
         let pairs = overlay.pairs();
         self.pairs.enter(&self.core, &pairs);
-        let changes = self.lay(&old, config, text)?;
-        self.pairs.adopt(pairs);
+        let laid = self.lay(&old, config, text);
+        let changes = laid.inspect_err(|_| self.pairs.stay(&self.core))?;
+        self.pairs.adopt(&self.core, pairs);
         changing.overlay = overlay;
         Ok(FabricChange { changes, absent })
     }

@@ -16,7 +16,8 @@
 //!   apply to each tenant that the configuration does not limit.
 //! - If the host allocates rates to pairs of VMs ([`crate::config::RateAllocation::Spare`]), the
 //!   rates of the pairs take the place of these limits ([`super::pair_rates`]). Otherwise, pairs
-//!   have limits in addition, which keep them to their receivers' guarantees.
+//!   have limits in addition, which keep them to their receivers' guarantees. The pairs of a tenant
+//!   without limits are measured, so that their limits are known when the plan limits the tenant.
 //! - While queues change hands, the plan may also limit a tenant with its own queue. The limit on
 //!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes
 //!   its queue because of the limit.
@@ -28,7 +29,7 @@ use std::collections::BTreeMap;
 use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
-use super::pair_plan::PairPlan;
+use super::pair_plan::{GuaranteedTenant, PairPlan};
 use crate::config::{
     BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, RateAllocation, Weight, Wfq,
 };
@@ -51,6 +52,8 @@ pub struct FabricTerms {
     /// Rate limits of the tenants that share queue 0, and of tenants with their own queue that are
     /// limited while queues change hands.
     pub held: BTreeMap<String, Held>,
+    /// Guarantees of the other tenants, which the host does not limit.
+    pub measured: BTreeMap<String, Held>,
     /// Weights of the uplink's queues from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
     pub weights: Vec<u32>,
     /// The queue, 0 to 63, that each code point uses at the uplink. Queue 0 serves frames whose
@@ -58,7 +61,7 @@ pub struct FabricTerms {
     pub map: BTreeMap<u8, u8>,
 }
 
-/// Rate limits of a tenant on this host.
+/// Guarantees of a tenant on this host, from which its rate limits follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Guaranteed sending rate of all VMs of the tenant on this host together, in bits per second.
@@ -87,6 +90,8 @@ pub struct PortQueues {
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
     held: BTreeMap<String, Limits>,
+    /// Limits that tenants of [`FabricTerms::measured`] would have.
+    measured: BTreeMap<String, Limits>,
     uplink: Laid,
     /// Queues of the ports of a host that is a switch of a fabric, by the port's name.
     pub(super) ports: BTreeMap<String, Laid>,
@@ -128,9 +133,12 @@ impl Overlay {
             code_point(*number).map_err(|problem| format!("tenant {tenant:?}: {problem}"))?;
         }
         let uplink = Laid::new(&terms.weights, &terms.map)?;
-        let held = terms.held.iter().map(|(name, held)| (name.clone(), Limits::of(held)));
-        let (held, ports) = (held.collect(), BTreeMap::new());
-        Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
+        let limits = |tenants: &BTreeMap<String, Held>| -> BTreeMap<String, Limits> {
+            tenants.iter().map(|(name, held)| (name.clone(), Limits::of(held))).collect()
+        };
+        let (held, measured) = (limits(&terms.held), limits(&terms.measured));
+        let (code_points, ports) = (terms.code_points.clone(), BTreeMap::new());
+        Ok(Self { code_points, held, measured, uplink, ports })
     }
 
     /// Returns the queues of a switch's ports from before a restart. Leaves out ports whose queues
@@ -190,8 +198,8 @@ impl Overlay {
         config
     }
 
-    /// Returns the tenants whose pairs of VMs have rates or limits. A tenant with its own queue has
-    /// none.
+    /// Returns the tenants whose pairs of VMs have rates or limits, or are measured. The pairs of a
+    /// tenant with its own queue have no rates, and limits only if the plan limits the tenant.
     pub(super) fn pairs(&self) -> PairPlan {
         let has_queue = |name: &String| {
             let dscp = self.code_points.get(name).copied().unwrap_or(0);
@@ -199,10 +207,16 @@ impl Overlay {
         };
         let mut plan =
             PairPlan { confined: self.held.keys().any(has_queue), ..PairPlan::default() };
-        for (name, limits) in self.held.iter().filter(|(name, _)| !has_queue(name)) {
+        let measured = self.measured.iter().map(|tenant| (tenant, false));
+        let held = self.held.iter().map(|tenant| (tenant, true));
+        for ((name, limits), is_held) in measured.chain(held) {
             let Held { send, receive, headroom_permille } = limits.held;
-            plan.tenants.insert(name.clone(), VmTerms { send, receive, headroom_permille });
-            plan.limits.insert(name.clone(), [limits.send, limits.receive]);
+            let terms = VmTerms { send, receive, headroom_permille };
+            if is_held && !has_queue(name) {
+                plan.tenants.insert(name.clone(), terms);
+            }
+            let limits = [limits.send, limits.receive];
+            plan.guaranteed.insert(name.clone(), GuaranteedTenant { terms, limits, is_held });
         }
         plan
     }

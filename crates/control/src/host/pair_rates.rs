@@ -8,7 +8,11 @@
 //!
 //! With [`crate::config::RateAllocation::Guarantee`], the plan's limits on tenants stay in force,
 //! and pairs only have limits that keep them to their receivers' guarantees ([`GuaranteeControl`]).
-//! A tenant's guarantee is not divided among its ports then.
+//! A tenant's guarantee is not divided among its ports then. The pairs of tenants without limits
+//! are measured: the table knows the limits of their pairs, and a plan that limits a tenant puts
+//! them into force before the tenant's frames get another code point. If the limits were only known
+//! some periods later, a tenant that loses its queue could take the guarantees of others in queue
+//! 0.
 //!
 //! # Plans
 //! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No
@@ -30,7 +34,6 @@ use penstock_units::Nanos;
 use super::apply::{Core, lock};
 use super::pair_plan::PairPlan;
 use super::state::Shared;
-use crate::config::{EgressPolicer, Tenant};
 use crate::pair_control::{GuaranteeControl, PairControl, PairUse, TenantTerms, VmTerms};
 
 /// Periods after a changed plan in which no pair gets more than its guarantee.
@@ -43,6 +46,9 @@ pub(super) struct PairRates(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     plan: PairPlan,
+    /// Plan that the host is applying. Until it is in force, a tenant that one of the two plans
+    /// limits is limited.
+    next: Option<PairPlan>,
     /// Periods until a pair may get more than its guarantee.
     settling: u32,
     control: Option<PairControl>,
@@ -51,9 +57,15 @@ struct State {
 }
 
 impl PairRates {
-    /// Limits the ports of tenants that the new plan `plan` adds, before the plan is in force. If
-    /// the plan's limits on tenants stay in force, the ports need no limits yet.
+    /// Limits the ports of tenants that the new plan `plan` limits, before the plan is in force. If
+    /// the plan's limits on tenants stay in force, only ports whose pairs are measured have limits
+    /// yet. The caller then calls [`Self::adopt`] or [`Self::stay`].
     pub(super) fn enter(&self, core: &Core, plan: &PairPlan) {
+        {
+            let mut state = lock(&self.0);
+            state.next = Some(plan.clone());
+            state.hold(core);
+        }
         let Some((table, vms, _)) = lock(&core.shared).pairs(plan) else { return };
         if table.limits() == PairLimits::Guarantees {
             return;
@@ -61,22 +73,30 @@ impl PairRates {
         vms.iter().for_each(|(vm, terms)| terms.enter(&table, *vm));
     }
 
-    /// Adopts a plan that is in force.
-    pub(super) fn adopt(&self, plan: PairPlan) {
+    /// Adopts a plan that is in force. Pairs that only the former plan limited have no limits now.
+    pub(super) fn adopt(&self, core: &Core, plan: PairPlan) {
         let mut state = lock(&self.0);
-        if state.plan != plan {
+        if !state.plan.shares_like(&plan) {
             state.settling = SETTLING_PERIODS;
-            state.plan = plan;
         }
+        (state.plan, state.next) = (plan, None);
+        state.hold(core);
+    }
+
+    /// Returns to the former plan, because the host could not apply the new one.
+    pub(super) fn stay(&self, core: &Core) {
+        let mut state = lock(&self.0);
+        state.next = None;
+        state.hold(core);
     }
 
     /// Ends a period at the monotonic time `now`.
     pub(super) fn period_ends(&self, core: &Core, now: Nanos) {
         let mut state = lock(&self.0);
-        let State { plan, settling, control, guarantees, used } = &mut *state;
+        let State { plan, next, settling, control, guarantees, used } = &mut *state;
         let Some((table, vms, link)) = lock(&core.shared).pairs(plan) else { return };
         if table.limits() == PairLimits::Guarantees {
-            let vms = lock(&core.shared).limited_pairs(plan);
+            let vms = lock(&core.shared).guaranteed_pairs(plan, next.as_ref());
             *used = guarantees.period_ends(&table, &vms, now);
             return;
         }
@@ -92,6 +112,25 @@ impl PairRates {
     /// Returns the pairs after the last period.
     pub(super) fn used(&self) -> PairUse {
         lock(&self.0).used
+    }
+}
+
+impl State {
+    /// Puts the known limits of pairs of limited tenants into force, and removes those of the other
+    /// tenants. Does nothing if pairs have rates.
+    fn hold(&self, core: &Core) {
+        let shared = lock(&core.shared);
+        let table = shared.compiler.pairs();
+        let Some(table) = table.filter(|table| table.limits() == PairLimits::Guarantees) else {
+            return;
+        };
+        for (vm, of) in shared.guaranteed_pairs(&self.plan, self.next.as_ref()) {
+            if of.is_held {
+                table.hold(vm);
+            } else {
+                table.release(vm);
+            }
+        }
     }
 }
 
@@ -120,22 +159,26 @@ impl Shared {
         Some((table, vms, link))
     }
 
-    /// Returns the tenant of each port whose pairs have limits. A tenant with limits of its own in
-    /// the configuration has none.
-    fn limited_pairs(&self, plan: &PairPlan) -> BTreeMap<u16, TenantTerms> {
-        let is_planned = |tenant: &&Tenant| {
-            let Some([send, receive]) = plan.limits.get(&tenant.name) else { return false };
-            let is_own = |limit: Option<EgressPolicer>, planned: &EgressPolicer| {
-                limit.is_some_and(|limit| limit != *planned)
-            };
-            !is_own(tenant.send, send) && !is_own(tenant.receive, receive)
-        };
+    /// Returns the tenant of each port whose pairs are measured or limited, by port number. `next`
+    /// is the plan that the host is applying, and the configuration may be that of either plan. The
+    /// pairs of a tenant with limits of its own in the configuration are neither measured nor
+    /// limited.
+    fn guaranteed_pairs(
+        &self,
+        plan: &PairPlan,
+        next: Option<&PairPlan>,
+    ) -> BTreeMap<u16, TenantTerms> {
         let mut vms = BTreeMap::new();
-        for tenant in self.config.tenants.iter().filter(is_planned) {
-            let terms = plan.tenants.get(&tenant.name).copied();
-            let number = self.compiler.ids().tenant(&tenant.name);
-            let Some((terms, tenant_id)) = terms.zip(number) else { continue };
-            let of = TenantTerms { tenant: tenant_id, terms };
+        for tenant in &self.config.tenants {
+            let of = |plan: &PairPlan| plan.guaranteed.get(&tenant.name).copied();
+            let (Some(now), next) = (of(plan), next.and_then(of)) else { continue };
+            let Some(number) = self.compiler.ids().tenant(&tenant.name) else { continue };
+            let fits = now.fits(tenant) || next.is_some_and(|next| next.fits(tenant));
+            if !fits {
+                continue;
+            }
+            let is_held = now.is_held || next.is_some_and(|next| next.is_held);
+            let of = TenantTerms { tenant: number, terms: now.terms, is_held };
             let own = self.config.ports.iter().filter(|p| p.tenant.as_ref() == Some(&tenant.name));
             vms.extend(own.filter_map(|port| Some((self.compiler.ids().port(&port.name)?, of))));
         }

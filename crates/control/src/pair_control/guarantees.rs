@@ -7,9 +7,19 @@
 //! so that the tenant does not send more over a link than its VMs behind the link may receive. A
 //! period reads the table of pairs, and sets the limits. No snapshot changes.
 //!
+//! The pairs of a tenant that the plan does not limit are measured, asked and answered, too. Their
+//! limits are known and wait in the table until [`PairTable::hold`] puts them into force. A pair
+//! that sends more than its part then counts like a pair that has reached its limit.
+//!
 //! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
-//! the VM's ring. Frames above a pair's own limit are dropped, but the rate of a pair's bucket is
-//! the limit times [`HEADROOM`]. So a VM with one pair waits before the bucket is empty.
+//! the VM's ring. Frames above a pair's own limit wait in a line of the pair at the uplink. The
+//! rate of a pair's bucket is the limit times [`HEADROOM`], so the frames of a VM with one pair
+//! wait in the ring, where TCP loses none.
+//!
+//! Frames that wait use the whole rate of their bucket, so the headroom need not be larger. Buckets
+//! count frames without preamble and gap, while the tenant's lane counts both, like a link. So full
+//! frames at the rate of a bucket take 1.6 % more of a link than the bucket's rate. The lane delays
+//! frames above the tenant's guarantee at the sender.
 
 use std::collections::BTreeMap;
 
@@ -25,13 +35,15 @@ use super::{PairUse, VmTerms, part, received, sent};
 /// Ratio of the rate of a pair's bucket to the pair's limit, in thousandths.
 const HEADROOM: u64 = 1_020;
 
-/// Tenant of a VM whose pairs have limits, and the tenant's guarantees.
+/// Tenant of a VM whose pairs are measured, and the tenant's guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantTerms {
     /// Number of the tenant on this host.
     pub tenant: u16,
     /// Guarantees of all VMs of the tenant on this host together.
     pub terms: VmTerms,
+    /// Whether the limits of the tenant's pairs are in force.
+    pub is_held: bool,
 }
 
 /// Limits of the pairs of an uplink.
@@ -40,7 +52,8 @@ pub struct GuaranteeControl(HosePairs);
 
 impl GuaranteeControl {
     /// Ends a period at time `now`: reads the table and sets new limits. `vms` has the VMs whose
-    /// pairs have limits, by port number. Other VMs have no limits.
+    /// pairs are measured, by port number. Other VMs have no pairs. The result counts only VMs
+    /// whose limits are in force.
     pub fn period_ends(
         &mut self,
         table: &PairTable,
@@ -54,12 +67,16 @@ impl GuaranteeControl {
         let members: BTreeMap<u16, Member> =
             vms.iter().map(|(vm, of)| (*vm, of.member())).collect();
         let limits = self.0.period_ends(now, &members, &sent, &received);
-        let mut rate = 0_u64;
+        let is_held = |vm: &u16| vms.get(vm).is_some_and(|of| of.is_held);
+        let (mut sending, mut rate) = (0, 0_u64);
         for send in &limits.send {
             let hose = members.get(&send.id.vm).map_or(RATE_MAX, |member| member.hose.send);
             // The receiver expects this rate.
             let told = send.limit.unwrap_or(hose).min(hose);
-            rate = rate.saturating_add(told.0);
+            if is_held(&send.id.vm) {
+                sending += 1;
+                rate = rate.saturating_add(told.0);
+            }
             if let Some(pair) = senders.get(&send.id) {
                 let bucket = send.limit.map_or(RATE_MAX, |limit| part(limit.0, HEADROOM, 1_000));
                 table.set_sender(*pair, bucket, (told, send.part, send.want));
@@ -74,22 +91,31 @@ impl GuaranteeControl {
         idle.for_each(|pair: &PairRef| table.end_sender(*pair));
         let idle = limits.idle_receivers.iter().filter_map(|id| receivers.get(id));
         idle.for_each(|pair: &PairRef| table.end_receiver(*pair));
-        let limited: Vec<u16> = table.limited().map(|(vm, ..)| vm).collect();
+        let measured: Vec<u16> = table.measured().collect();
         for (vm, sum) in &limits.vms {
             let rates = VmRates { default: RATE_MAX, send: part(sum.0, 1, 1), receive: RATE_MAX };
-            table.limit(*vm, rates);
+            if is_held(vm) {
+                table.limit(*vm, rates);
+            } else {
+                table.measure(*vm, rates);
+            }
         }
-        for vm in limited.into_iter().filter(|vm| !vms.contains_key(vm)) {
+        for (vm, first) in &limits.first {
+            table.set_first(*vm, part(first.0, HEADROOM, 1_000));
+        }
+        for vm in measured.into_iter().filter(|vm| !vms.contains_key(vm)) {
             table.unlimit(vm);
         }
-        let (sending, receiving) = (limits.send.len(), limits.parts.len());
+        let receiving = limits.parts.iter().filter(|(id, _)| is_held(&id.vm)).count();
         PairUse { sending, receiving, guaranteed: guaranteed(vms), rate }
     }
 }
 
-/// Returns the sum of the guaranteed sending rates of all tenants, in bits per second.
+/// Returns the sum of the guaranteed sending rates of all tenants whose limits are in force, in
+/// bits per second.
 fn guaranteed(vms: &BTreeMap<u16, TenantTerms>) -> u64 {
-    let tenants: BTreeMap<u16, u64> = vms.values().map(|of| (of.tenant, of.terms.send)).collect();
+    let held = vms.values().filter(|of| of.is_held);
+    let tenants: BTreeMap<u16, u64> = held.map(|of| (of.tenant, of.terms.send)).collect();
     tenants.values().fold(0, |sum, send| sum.saturating_add(*send))
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use penstock_control::pair_control::{GuaranteeControl, TenantTerms, VmTerms};
-use penstock_qos::pair_table::{Answer, PairLimits, PairTable, Question, Sending};
+use penstock_qos::pair_table::{Answer, Delayed, PairLimits, PairTable, Question, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 
@@ -28,6 +28,8 @@ struct Host {
     /// Receivers of the frames in the VM's ring, and of those in the tenant's lane at the uplink.
     ring: VecDeque<usize>,
     lane: VecDeque<usize>,
+    /// Receivers of the frames that wait for the limits of their pairs, by the pairs' slots.
+    lines: BTreeMap<usize, VecDeque<usize>>,
     /// Bits that the lane may send now.
     tokens: u64,
     /// Bits that the VM still has to offer to each receiver.
@@ -43,15 +45,45 @@ impl Host {
         let terms = VmTerms { send: HOSE, receive: HOSE, headroom_permille: 1_000 };
         let table = PairTable::with_limits(2, 5, PairLimits::Guarantees);
         let (control, ring, lane) = (GuaranteeControl::default(), VecDeque::new(), VecDeque::new());
-        let vms = [(VM, TenantTerms { tenant: 0, terms })].into();
-        let offers = vec![0; receivers];
-        Self { table, control, vms, ring, lane, tokens: 0, offers, refused: 0, signals: 0 }
+        let vms = [(VM, TenantTerms { tenant: 0, terms, is_held: true })].into();
+        let (offers, lines) = (vec![0; receivers], BTreeMap::new());
+        Self { table, control, vms, ring, lane, lines, tokens: 0, offers, refused: 0, signals: 0 }
+    }
+
+    /// Moves the frames that may leave the lines of their pairs to the lane.
+    fn release(&mut self, now: Nanos) {
+        for (slot, line) in &mut self.lines {
+            while let Some(receiver) = line.front().copied()
+                && self.table.departs(VM, *slot, FRAME.bytes, now).is_ok()
+            {
+                line.pop_front();
+                if self.lane.len() < RING {
+                    self.lane.push_back(receiver);
+                }
+            }
+        }
+    }
+
+    /// Makes a frame wait for the limit of its pair. Returns whether a question is due.
+    fn delay(&mut self, receiver: usize, delayed: Delayed, now: Nanos) -> bool {
+        let Delayed { slot, signals, asks } = delayed;
+        if signals {
+            self.table.refuse(slot, FRAME);
+            self.signals += 1;
+        } else if self.table.waits(VM, slot, FRAME, now) {
+            self.lines.entry(slot).or_default().push_back(receiver);
+        } else {
+            self.table.refuse(slot, FRAME);
+            self.refused += 1;
+        }
+        asks
     }
 
     /// Sends frames of the ring until the VM has to wait. Returns the questions with their
     /// receivers.
     fn send(&mut self, now: Nanos) -> Vec<(usize, Question)> {
         let mut asked = Vec::new();
+        self.release(now);
         while !self.ring.is_empty() && self.table.wait(VM, now) == Nanos::ZERO {
             let burst = self.table.batch_limit(VM).min(32);
             for receiver in self.ring.drain(..burst.min(self.ring.len())).collect::<Vec<_>>() {
@@ -63,6 +95,13 @@ impl Host {
                     Sending::Signal(slot) => {
                         self.table.take_back(VM, slot, FRAME, true);
                         self.signals += 1;
+                        continue;
+                    }
+                    Sending::Wait(delayed) => {
+                        if self.delay(receiver, delayed, now) {
+                            let question = self.table.question(delayed.slot).unwrap();
+                            asked.push((receiver, question));
+                        }
                         continue;
                     }
                     Sending::Refuse => {
@@ -111,6 +150,18 @@ impl Net {
         let now = Nanos::from_millis(self.ms);
         for host in self.senders.iter_mut().chain(&mut self.receivers) {
             host.control.period_ends(&host.table, &host.vms, now);
+        }
+    }
+
+    /// Puts the known limits of all pairs into force, or removes them, as a plan does.
+    fn hold(&mut self, is_held: bool) {
+        for host in self.senders.iter_mut().chain(&mut self.receivers) {
+            host.vms.values_mut().for_each(|of| of.is_held = is_held);
+            if is_held {
+                host.table.hold(VM);
+            } else {
+                host.table.release(VM);
+            }
         }
     }
 
@@ -248,4 +299,22 @@ fn a_pair_has_the_senders_guarantee_if_the_far_host_does_not_answer() {
     let rate = means(&net.millis(2_000, &flood))[0];
     assert!((HOSE * 97 / 100..=HOSE * 101 / 100).contains(&rate), "{rate}");
     assert_eq!(net.senders[0].table.receiving().count(), 0);
+}
+
+#[test]
+fn a_tenant_that_loses_its_queue_is_limited_from_the_first_frame_on() {
+    let mut net = Net::new(3, 2);
+    // The lanes have room for what the VMs send, so only limits of pairs can slow them down.
+    let flood = vec![vec![HOSE * 48 / 100; 2]; 3];
+    net.hold(false);
+    let free = net.millis(3_000, &flood);
+    let sum: u64 = means(&free).iter().sum();
+    assert!(sum >= 2 * HOSE * 140 / 100, "no limit with a queue of its own: {sum}");
+    assert!(net.senders.iter().all(|host| host.refused + host.signals == 0));
+    net.hold(true);
+    let most = largest_second(&net.millis(3_000, &flood));
+    assert!(most <= 2 * HOSE * 110 / 100, "{most}");
+    net.hold(false);
+    let sum: u64 = means(&net.millis(500, &flood)).iter().sum();
+    assert!(sum >= 2 * HOSE * 135 / 100, "the limits end at once: {sum}");
 }

@@ -4,39 +4,42 @@
 //! # Approach
 //!
 //! At an uplink with pairs ([`penstock_qos::pair_table`]), each frame takes tokens of its pair
-//! before the frame is copied. A frame above the pair's rate is dropped. Shortly before, single
-//! packets are dropped as a signal to TCP ([`crate::congestion`]). If a question about the pair is
-//! due, it follows the pair's frames ([`crate::pairs`]). A VM cannot send questions or answers
-//! itself, not even from a host without pairs: otherwise, a VM there could tell the hosts of other
-//! VMs of its tenant that all frames arrive.
+//! before the frame is copied. A frame above the pair's rate is dropped. A frame above the limit
+//! that the receiver's guarantee sets waits at the output ([`crate::queue`]), except TCP's pure
+//! acknowledgements. Single packets are dropped as a signal to TCP ([`crate::congestion`]). If a
+//! question about the pair is due, it follows the pair's frames ([`crate::pairs`]). A VM cannot
+//! send questions or answers itself, not even from a host without pairs: otherwise, a VM there
+//! could tell the hosts of other VMs of its tenant that all frames arrive.
 //!
 //! # Cost
 //!
 //! Only deliveries to an output that marks frames ([`crate::snapshot::PortPolicy::marks`]) call
 //! this module.
 
-use penstock_qos::pair_table::{PairLimits, PairTable, Sending};
+use std::sync::Arc;
+
+use penstock_qos::pair_table::{Delayed, PairLimits, PairTable, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::{Nanos, PortId};
 
 use super::{ALL, Around, Delivery, Egress, List, Way, mark};
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
 use crate::congestion::{Signal, signal};
-use crate::headers::is_ect;
+use crate::headers::{is_ect, is_pure_ack};
 use crate::ingress_policer::on_wire;
 use crate::offload::Offload;
 use crate::pairs::{destination, marker};
 use crate::snapshot::PortPolicy;
 
-/// Frames of a batch behind which a question is due.
+/// Frames of a batch with their pairs.
 #[derive(Clone, Copy, Debug)]
-struct Due {
+struct OfPairs {
     len: usize,
     /// Number of a frame of the pair, and the pair's slot in the table.
     pairs: [(u8, usize); BATCH_FRAMES],
 }
 
-impl Due {
+impl OfPairs {
     const NONE: Self = Self { len: 0, pairs: [(0, 0); BATCH_FRAMES] };
 
     fn push(&mut self, frame: u8, slot: usize) {
@@ -49,6 +52,15 @@ impl Due {
     fn as_slice(&self) -> &[(u8, usize)] {
         self.pairs.get(..self.len).unwrap_or_default()
     }
+}
+
+/// What becomes of the frames of a batch.
+struct Metered {
+    passed: List,
+    /// Frames that wait for the limits of their pairs.
+    late: OfPairs,
+    /// Frames about whose pairs a question is due.
+    due: OfPairs,
 }
 
 impl Egress {
@@ -71,47 +83,68 @@ impl Egress {
         around: &mut Around<'_>,
         delivery: &mut Delivery,
     ) {
-        match way.2.pairs.as_deref().filter(|_| delivery.way == Way::Out) {
+        match way.2.pairs.as_ref().filter(|_| delivery.way == Way::Out) {
             None => {
                 let honest = honest(batch, frames, delivery);
                 let frames = honest.as_ref().map_or(frames, List::as_slice);
                 if !frames.is_empty() {
-                    self.send_marked::<SEEN>(batch, way, frames, None, around, delivery);
+                    self.send_marked::<SEEN>(batch, way, frames, around, delivery);
                 }
             }
             Some(table) => {
-                let (mut passed, mut due) = (List::EMPTY, Due::NONE);
                 let now = self.waiting.now();
-                meter(table, way.0, (&mut *batch, frames), now, (&mut passed, &mut due), delivery);
-                let asks = Some((table, due.as_slice()));
-                let frames = passed.as_slice();
+                let metered = meter(table, way.0, (&mut *batch, frames), now, delivery);
+                let (frames, due) = (metered.passed.as_slice(), metered.due.as_slice());
                 if !frames.is_empty() {
-                    self.send_marked::<SEEN>(batch, way, frames, asks, around, delivery);
+                    self.send_marked::<SEEN>(batch, way, frames, around, delivery);
+                }
+                if !due.is_empty() {
+                    self.ask::<SEEN>(table, batch, way, due, around, delivery);
+                }
+                if metered.late.len > 0 {
+                    self.delay_marked(table, batch, way, &metered.late, around, delivery);
                 }
             }
         }
     }
 
-    /// Sends the listed frames with the code point of their tenant, and then the questions that are
-    /// due behind them.
+    /// Sends the listed frames with the code point of their tenant.
     #[inline(always)]
     fn send_marked<const SEEN: bool>(
         &mut self,
         batch: &mut Batch,
         way: (PortId, u16, &PortPolicy),
         frames: &[u8],
-        asks: Option<(&PairTable, &[(u8, usize)])>,
         around: &mut Around<'_>,
         delivery: &mut Delivery,
     ) {
         let dscp = around.snapshot.port(way.0.0).and_then(|policy| policy.dscp);
         let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
         self.pass_on::<SEEN>(batch, way, frames, around, delivery);
-        if let Some((table, due)) = asks.filter(|(_, due)| !due.is_empty()) {
-            self.ask::<SEEN>(table, batch, way, due, around, delivery);
-        }
         if let Some(former) = former {
             mark::restore(batch, frames, &former);
+        }
+    }
+
+    /// Makes the listed frames wait for the limits of their pairs, with the code point of their
+    /// tenant.
+    #[inline(never)]
+    fn delay_marked(
+        &mut self,
+        table: &Arc<PairTable>,
+        batch: &mut Batch,
+        way: (PortId, u16, &PortPolicy),
+        late: &OfPairs,
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let mut frames = List::EMPTY;
+        late.as_slice().iter().for_each(|(frame, _)| frames.push(*frame));
+        let dscp = around.snapshot.port(way.0.0).and_then(|policy| policy.dscp);
+        let former = dscp.map(|dscp| mark::mark_all(batch, frames.as_slice(), dscp));
+        self.delay(batch, (way.0, way.1), (table, late.as_slice()), around, delivery);
+        if let Some(former) = former {
+            mark::restore(batch, frames.as_slice(), &former);
         }
     }
 
@@ -128,10 +161,14 @@ impl Egress {
     ) {
         let Some(mut questions) = self.questions.take() else { return };
         questions.clear();
+        // Only a question that counts frames for rates must stay behind them.
+        let ahead = table.limits() == PairLimits::Guarantees;
         for &(frame, slot) in due {
             let frame = usize::from(frame);
             let Some(question) = table.question(slot) else { continue };
-            let Some(bytes) = marker::question(batch.head(frame), &question) else { continue };
+            let Some(bytes) = marker::question(batch.head(frame), &question, ahead) else {
+                continue;
+            };
             if questions.push(&bytes, Offload::NONE).is_err() {
                 break;
             }
@@ -173,40 +210,67 @@ fn honest(batch: &Batch, frames: &[u8], delivery: &mut Delivery) -> Option<List>
     Some(honest)
 }
 
-/// Decides which frames of `source` pass, and about which pairs a question is due.
+/// Decides which frames of `source` pass, which wait, and about which pairs a question is due.
 #[inline(never)]
 fn meter(
     table: &PairTable,
     source: PortId,
     (batch, frames): (&mut Batch, &[u8]),
     now: Nanos,
-    (passed, due): (&mut List, &mut Due),
     delivery: &mut Delivery,
-) {
-    let limited = table.is_limited(source.0);
+) -> Metered {
+    let none = OfPairs::NONE;
+    let mut metered = Metered { passed: List::EMPTY, late: none, due: none };
+    let measured = table.is_measured(source.0);
     for &i in frames {
         let (head, at) = (batch.head(usize::from(i)), usize::from(i));
         if marker::is_forged(head) {
             delivery.forged += 1;
             continue;
         }
-        if limited {
-            let passes = match table.send(source.0, destination(head), on_wire(batch, at), now) {
-                Sending::Free | Sending::Pass => true,
-                Sending::Ask(slot) => {
-                    due.push(i, slot);
-                    true
-                }
-                Sending::Signal(slot) => passes_with_signal(table, (source.0, slot), batch, at),
-                Sending::Refuse => false,
-            };
-            if !passes {
-                delivery.pair_limit += 1;
-                continue;
-            }
+        if !measured {
+            metered.passed.push(i);
+            continue;
         }
-        passed.push(i);
+        let size = on_wire(batch, at);
+        let passes = match table.send(source.0, destination(head), size, now) {
+            Sending::Free | Sending::Pass => true,
+            Sending::Ask(slot) => {
+                metered.due.push(i, slot);
+                true
+            }
+            Sending::Signal(slot) => passes_with_signal(table, (source.0, slot), batch, at),
+            Sending::Wait(Delayed { slot, signals, asks }) => {
+                if asks {
+                    metered.due.push(i, slot);
+                }
+                let is_ack = is_pure_ack(head) == Some(true);
+                if is_ack && table.passes_line(source.0, slot, size, now) {
+                    true
+                } else if !signals || stays_with_signal(batch, at) {
+                    metered.late.push(i, slot);
+                    continue;
+                } else {
+                    table.refuse(slot, size);
+                    false
+                }
+            }
+            Sending::Refuse => false,
+        };
+        if passes {
+            metered.passed.push(i);
+        } else {
+            delivery.pair_limit += 1;
+        }
     }
+    metered
+}
+
+/// Makes frame `i` signal congestion to its sender. Returns false if the frame is lost as the
+/// signal. A frame with other outputs stays unchanged.
+fn stays_with_signal(batch: &mut Batch, i: usize) -> bool {
+    let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
+    !has_one_output || signal(batch, i) != Signal::Drop
 }
 
 /// Makes frame `i` of `source` signal to its sender that a bucket will soon be empty, by the loss
@@ -219,18 +283,18 @@ fn passes_with_signal(
     batch: &mut Batch,
     i: usize,
 ) -> bool {
-    let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
-    let counts_marks = table.limits() == PairLimits::Rates;
-    if !has_one_output || (counts_marks && is_ect(batch.head(i))) {
+    if table.limits() == PairLimits::Rates && is_ect(batch.head(i)) {
         return true;
     }
     let before = on_wire(batch, i);
-    let passes = signal(batch, i) != Signal::Drop;
+    let passes = stays_with_signal(batch, i);
     let left = if passes { on_wire(batch, i) } else { Size::default() };
     let lost = Size {
         bytes: before.bytes.saturating_sub(left.bytes),
         frames: before.frames.saturating_sub(left.frames),
     };
-    table.take_back(source, slot, lost, !passes);
+    if lost != Size::default() {
+        table.take_back(source, slot, lost, !passes);
+    }
     passes
 }

@@ -1,8 +1,11 @@
 //! At an output with a queue, egress puts frames into the queue, and later sends the frames from
 //! the queue to the port.
 
+use std::sync::Arc;
+
 use penstock_qos::delay_scale::part_of;
 use penstock_qos::egress_policer::Policed;
+use penstock_qos::pair_table::PairTable;
 use penstock_units::{Nanos, PortId, QueueId};
 
 use super::account::{count_loss, drops};
@@ -214,6 +217,70 @@ impl Egress {
             self.note_whole(batch, (source, output), frames, queues);
         }
         self.waiting.note(output, waits, presses);
+    }
+
+    /// Makes frames wait in the output's queue for the limits of their pairs of VMs. The argument
+    /// `late` has the pairs' table, and each frame's number with the slot of its pair. The frames
+    /// must already have or lack a VLAN tag, as the output port expects.
+    #[inline(never)]
+    pub(super) fn delay(
+        &mut self,
+        batch: &Batch,
+        (source, output): (PortId, u16),
+        (table, late): (&Arc<PairTable>, &[(u8, usize)]),
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let from = source_of(source, around.snapshot);
+        let PortSlot { queues, output: queue, .. } = &mut around.ports[usize::from(output)];
+        let caps = queues.iter().find(|queue| queue.tx_ready()).map(|queue| queue.caps());
+        let Some((queue, caps)) = queue.as_deref_mut().zip(caps) else {
+            late.iter().for_each(|(i, slot)| table.refuse(*slot, on_wire(batch, usize::from(*i))));
+            delivery.pair_limit += late.len() as u64;
+            return;
+        };
+        let Waiting { now, store, .. } = &mut self.waiting;
+        let memory = &mut Memory::of(store, queues);
+        let (before, mut wakes) = (delivery.waiting, false);
+        let mut push = |queue: &mut OutputQueue,
+                        memory: &mut Memory<'_>,
+                        (part, i): (&Batch, usize),
+                        slot: usize,
+                        delivery: &mut Delivery| {
+            match queue.delay(memory, (part, i), &from, (table, slot), *now) {
+                Ok(earlier) => {
+                    delivery.waiting += 1;
+                    wakes |= earlier;
+                }
+                Err(_) => {
+                    table.refuse(slot, on_wire(part, i));
+                    delivery.pair_limit += 1;
+                }
+            }
+        };
+        for &(i, slot) in late {
+            let i = usize::from(i);
+            let (offload, hash) = (batch.at(i).offload, batch.at(i).hash);
+            let cut = offload.is_gso()
+                && self.finisher.may_cut(on_wire(batch, i).frames)
+                && queue.cuts((batch, i), &from, memory.free_bytes(), *now);
+            if !cut && (!memory.is_the_ports() || caps.takes(offload)) {
+                push(queue, memory, (batch, i), slot, delivery);
+                continue;
+            }
+            self.finisher.run(batch, i, delivery, |parts, delivery| {
+                for part in 0..parts.len() {
+                    parts.frame_mut(part).hash = hash;
+                    push(queue, memory, (&*parts, part), slot, delivery);
+                }
+            });
+        }
+        if delivery.waiting > before
+            && let Some(counters) = around.counters[source.index()].as_deref()
+        {
+            counters.send_waits.add(1);
+        }
+        self.waiting.note(output, wakes, false);
     }
 
     /// Sends all frames of `batch`, which left the queue of `port`, and counts the frames at their

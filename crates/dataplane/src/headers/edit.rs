@@ -85,13 +85,10 @@ pub(crate) fn dscp_of(head: &[u8]) -> u8 {
 
 /// Whether a frame that begins with `head` is a pure acknowledgement: a segment of TCP without
 /// data, SYN, FIN, RST and URG. The IP header has the length, because Ethernet pads short frames.
-/// Fragments and IPv6 packets with extension headers are no pure acknowledgements.
+/// IPv6 packets with extension headers are no pure acknowledgements. Returns `None` for fragments
+/// and for frames that are no IP packets with a whole header.
 #[inline]
-pub(crate) fn is_pure_ack(head: &[u8]) -> bool {
-    pure_ack(head).unwrap_or(false)
-}
-
-fn pure_ack(head: &[u8]) -> Option<bool> {
+pub(crate) fn is_pure_ack(head: &[u8]) -> Option<bool> {
     let (tag, version) = ip_of(head)?;
     let ip = head.get(L3 + tag..)?;
     let word = |at: usize| Some(u16::from_be_bytes([*ip.get(at)?, *ip.get(at + 1)?]));
@@ -280,7 +277,8 @@ mod tests {
     fn pure_acknowledgements_are_found_behind_tags_and_options() {
         let tags: [&[u16]; 3] = [&[], &[0x8100], &[0x88a8, 0x8100]];
         for (tags, version) in tags.iter().flat_map(|tags| [(*tags, 4), (*tags, 6)]) {
-            let is_pure = |flags, lengths| is_pure_ack(&segment(tags, version, flags, lengths));
+            let is_pure =
+                |flags, lengths| is_pure_ack(&segment(tags, version, flags, lengths)).unwrap();
             for (flags, lengths) in [(0x10, [12, 0]), (0x18, [0, 0]), (0xd0, [40, 0])] {
                 assert!(is_pure(flags, lengths), "{flags:x} {lengths:?} {tags:x?} {version}");
             }
@@ -297,12 +295,12 @@ mod tests {
         for (at, value) in [(20, 0x20), (21, 1), (23, 17), (17, 3), (12, 0x09)] {
             let mut other = whole.clone();
             other[at] = value;
-            assert!(!is_pure_ack(&other), "byte {at}");
+            assert_ne!(is_pure_ack(&other), Some(true), "byte {at}");
         }
         let v6 = segment(&[], 6, 0x10, [12, 0]);
         for (frame, end) in [(whole, 14 + 24 + 14), (v6, 14 + 40 + 14)] {
-            assert!(is_pure_ack(&frame[..end]));
-            assert!((0..end).all(|short| !is_pure_ack(&frame[..short])));
+            assert_eq!(is_pure_ack(&frame[..end]), Some(true));
+            assert!((0..end).all(|short| is_pure_ack(&frame[..short]) != Some(true)));
         }
     }
 

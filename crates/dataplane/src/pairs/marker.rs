@@ -10,7 +10,7 @@
 //! | 14 | 4 | [`MAGIC`] | [`MAGIC`] |
 //! | 18 | 1 | [`VERSION`] | [`VERSION`] |
 //! | 19 | 1 | 1 | 2 |
-//! | 20 | 2 | 0 | 0 |
+//! | 20 | 2 | [`AHEAD`], or 0 if the question must not pass the pair's frames | [`AHEAD`] |
 //! | 22 | 4 | number of the question | the same |
 //! | 26 | 4 | beginning of the pair at the sender's host | the same |
 //! | 30 | 8 | frames sent | the same |
@@ -18,6 +18,13 @@
 //! | 46 | 8 | demand, bit/s | frames received |
 //! | 54 | 8 | rate, bit/s | marked frames |
 //! | 62 | 4 | 0 | beginning of the pair at the receiver's host |
+//!
+//! # Order
+//!
+//! A queue that lets TCP's pure acknowledgements pass data also lets markers with [`AHEAD`] pass
+//! ([`passes_data`]). If a marker waited in the queues that its pair fills, the pair's limit would
+//! come late. A question of a host that looks for spare bandwidth counts the frames before it. It
+//! must stay behind them, because frames that it passed would seem lost.
 //!
 //! # Trust
 //!
@@ -34,6 +41,8 @@ const ETHERTYPE: u16 = 0x88b5;
 /// First bytes after the `EtherType`, which distinguish markers from other experiments.
 const MAGIC: u32 = 0x5065_6e31;
 const VERSION: u8 = 1;
+/// Flag of a marker that may pass the frames of its queue.
+const AHEAD: u16 = 1;
 /// Length of a marker without VLAN tag.
 pub(crate) const LEN: usize = 66;
 
@@ -85,11 +94,29 @@ pub(crate) fn is_forged(head: &[u8]) -> bool {
     true
 }
 
+/// Whether a frame that begins with `head`, with or without VLAN tags, is a marker that may pass
+/// the frames of its queue. Outputs call the function only for frames that are no whole IP packets.
+#[cold]
+pub(crate) fn passes_data(head: &[u8]) -> bool {
+    for tags in 0..=TAGS_MAX {
+        let at = ADDRESSES + 4 * tags;
+        match u16_at(head, at) {
+            Some(ETHERTYPE) => {
+                let is_marker = u32_at(head, at + 2) == Some(MAGIC);
+                return is_marker && u16_at(head, at + 8) == Some(AHEAD);
+            }
+            Some(tag) if is_tag(tag) => {}
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Reads a marker without VLAN tag that begins with `head` and has `len` bytes. Returns `None` if
 /// the marker is not valid.
 pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
     let head = head.get(..LEN).filter(|_| len == LEN && is_marker(head))?;
-    if head[18] != VERSION || u16_at(head, 20)? != 0 {
+    if head[18] != VERSION || u16_at(head, 20)? > AHEAD {
         return None;
     }
     let (number, epoch, sent) = (u32_at(head, 22)?, u32_at(head, 26)?, u64_at(head, 30)?);
@@ -117,11 +144,13 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
     }
 }
 
-/// Returns a question of the VM whose frame begins with `head`, to the frame's destination.
-pub(crate) fn question(head: &[u8], question: &Question) -> Option<[u8; LEN]> {
+/// Returns a question of the VM whose frame begins with `head`, to the frame's destination. `ahead`
+/// tells whether the question may pass the pair's frames.
+pub(crate) fn question(head: &[u8], question: &Question, ahead: bool) -> Option<[u8; LEN]> {
     let addresses = head.first_chunk::<ADDRESSES>()?;
     let Question { number, epoch, sent, part, want, rate } = *question;
-    Some(bytes(*addresses, QUESTION, (number, epoch, sent), [part.0, want.0, rate.0], 0))
+    let kind = (QUESTION, if ahead { AHEAD } else { 0 });
+    Some(bytes(*addresses, kind, (number, epoch, sent), [part.0, want.0, rate.0], 0))
 }
 
 /// Turns the marker that begins with `head` into an answer to its sender.
@@ -132,12 +161,12 @@ pub(crate) fn answer(head: &mut [u8], answer: &Answer) {
     addresses[..6].copy_from_slice(&marker[6..12]);
     addresses[6..].copy_from_slice(&marker[..6]);
     let values = [part.0, received, marked];
-    *marker = bytes(addresses, ANSWER, (number, epoch, sent), values, receive_epoch);
+    *marker = bytes(addresses, (ANSWER, AHEAD), (number, epoch, sent), values, receive_epoch);
 }
 
 fn bytes(
     addresses: [u8; ADDRESSES],
-    kind: u8,
+    (kind, flags): (u8, u16),
     (number, epoch, sent): (u32, u32, u64),
     values: [u64; 3],
     last: u32,
@@ -147,6 +176,7 @@ fn bytes(
     marker[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
     marker[14..18].copy_from_slice(&MAGIC.to_be_bytes());
     (marker[18], marker[19]) = (VERSION, kind);
+    marker[20..22].copy_from_slice(&flags.to_be_bytes());
     marker[22..26].copy_from_slice(&number.to_be_bytes());
     marker[26..30].copy_from_slice(&epoch.to_be_bytes());
     marker[30..38].copy_from_slice(&sent.to_be_bytes());
@@ -170,7 +200,7 @@ mod tests {
     }
 
     fn valid() -> [u8; LEN] {
-        question(&ADDRESSES_OF_VMS, &asked()).unwrap()
+        question(&ADDRESSES_OF_VMS, &asked(), false).unwrap()
     }
 
     #[test]
@@ -205,7 +235,8 @@ mod tests {
         }
         // A truncated head with the right length is none, too.
         assert_eq!(read(&frame[..40], LEN), None);
-        for (at, value) in [(12, 0), (14, 0), (18, 2), (19, 0), (19, 3), (20, 1), (65, 1)] {
+        let changes = [(12, 0), (14, 0), (18, 2), (19, 0), (19, 3), (20, 1), (21, 2), (65, 1)];
+        for (at, value) in changes {
             let mut wrong = frame;
             wrong[at] = value;
             assert_eq!(read(&wrong, LEN), None, "byte {at}");
@@ -219,18 +250,42 @@ mod tests {
         assert_eq!(read(&more, LEN), None, "more marked frames than frames");
     }
 
+    /// Returns a frame behind VLAN tags.
+    fn tagged(frame: &[u8], tags: usize) -> Vec<u8> {
+        let mut bytes = frame[..12].to_vec();
+        (0..tags).for_each(|_| bytes.extend([0x81, 0, 0, 9]));
+        bytes.extend(&frame[12..]);
+        bytes
+    }
+
+    #[test]
+    fn an_answer_passes_data_and_a_question_only_if_it_need_not_follow_its_frames() {
+        let ahead = question(&ADDRESSES_OF_VMS, &asked(), true).unwrap();
+        assert_eq!(read(&ahead, LEN), Some(Marker::Question(asked())));
+        // The controller's program for Linux switches looks for these bytes.
+        assert_eq!(ahead[12..22], [0x88, 0xb5, 0x50, 0x65, 0x6e, 0x31, 1, 1, 0, 1]);
+        let behind = valid();
+        let mut answered = behind;
+        answer(&mut answered, &Answer { number: 3, ..Answer::default() });
+        for tags in 0..=TAGS_MAX {
+            let passes = [ahead, answered, behind].map(|frame| passes_data(&tagged(&frame, tags)));
+            assert_eq!(passes, [true, true, false], "{tags} tags");
+        }
+        assert!(!passes_data(&tagged(&ahead, TAGS_MAX + 1)));
+        for (at, value) in [(12, 8), (14, 0), (21, 0)] {
+            let mut other = ahead;
+            other[at] = value;
+            assert!(!passes_data(&other), "byte {at}");
+        }
+        assert!((0..22).all(|len| !passes_data(&ahead[..len])) && passes_data(&ahead[..22]));
+    }
+
     #[test]
     fn a_marker_behind_tags_is_forged() {
         let frame = valid();
-        let tagged = |tags: usize| {
-            let mut bytes = frame[..12].to_vec();
-            (0..tags).for_each(|_| bytes.extend([0x81, 0, 0, 9]));
-            bytes.extend(&frame[12..]);
-            bytes
-        };
         for tags in 0..6 {
-            assert!(is_forged(&tagged(tags)), "{tags}");
-            assert_eq!(is_marker(&tagged(tags)), tags == 0);
+            assert!(is_forged(&tagged(&frame, tags)), "{tags}");
+            assert_eq!(is_marker(&tagged(&frame, tags)), tags == 0);
         }
         let mut other = frame;
         other[14] = 0;
@@ -243,9 +298,9 @@ mod tests {
         fn no_bytes_panic(
             mut bytes in prop::collection::vec(any::<u8>(), 0..128), len in 0..200_usize,
         ) {
-            let _ = (read(&bytes, len), is_forged(&bytes), is_marker(&bytes));
+            let _ = (read(&bytes, len), is_forged(&bytes), is_marker(&bytes), passes_data(&bytes));
             answer(&mut bytes, &Answer::default());
-            let _ = question(&bytes, &Question::default());
+            let _ = question(&bytes, &Question::default(), false);
         }
     }
 }

@@ -4,13 +4,15 @@
 //!
 //! Hosts of a fabric limit each pair of VMs that share queue 0
 //! ([`penstock_qos::pair_table`]). The sending host puts a question ([`marker`]) behind the pair's
-//! frames, once per period. Both travel through the same queues, so the question follows the frames
-//! that it counts. The receiving host counts the frames, intercepts the question, and sends it back
-//! as an answer. The sending host intercepts the answer. No marker reaches a VM.
+//! frames, once per period. Both travel through the same queues. The question of a table for rates
+//! follows the frames that it counts. The receiving host counts the frames, intercepts the
+//! question, and sends it back as an answer. The sending host intercepts the answer. No marker
+//! reaches a VM.
 //!
 //! A table for guarantees ([`PairLimits::Guarantees`]) only needs the parts of the guarantees in
 //! the answers. Its host counts no arriving frames, so its answers say that no frame arrived. The
-//! host of a sender that looks for spare bandwidth then keeps the pair at its guarantee.
+//! host of a sender that looks for spare bandwidth then keeps the pair at its guarantee. Its
+//! questions may pass the pair's frames in queues, and all answers may.
 //!
 //! If the paths of frames and markers differ, a marker may overtake frames. The next question then
 //! counts these frames, so a loss that seems to occur once is no loss in sum.
@@ -157,7 +159,7 @@ mod tests {
 
     fn question(number: u32) -> [u8; marker::LEN] {
         let question = Question { number, epoch: 1, sent: 2, ..Question::default() };
-        marker::question(&addresses(), &question).unwrap()
+        marker::question(&addresses(), &question, false).unwrap()
     }
 
     /// An IPv4 frame with the ECN bits `ecn`.

@@ -202,7 +202,8 @@ pub(super) struct Class {
     /// Number of the queue or lane in which the frame waits.
     pub queue: u8,
     pub dscp: u8,
-    /// Whether the frame need not wait behind data of its queue, as TCP's pure acknowledgements.
+    /// Whether the frame need not wait behind data of its queue, as TCP's pure acknowledgements,
+    /// and questions and answers about pairs of VMs.
     pub ahead: bool,
 }
 

@@ -7,7 +7,9 @@
 //! another queue while frames with the code point wait. If a code point moves to another queue, new
 //! frames still join the old queue while earlier frames with the code point wait there. As a
 //! result, no frame of a flow overtakes an earlier frame of the flow, except TCP's pure
-//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]).
+//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]). Questions
+//! and answers about pairs of VMs do not wait either ([`marker::passes_data`]): if they waited in
+//! the queues that a pair fills, the pair's limit would come too late.
 //!
 //! A moved code point uses its new queue at the latest after [`FOLLOW_MOST`], because a queue under
 //! constant load may never become empty.
@@ -23,6 +25,7 @@ use super::early::{Departure, EarlySignals};
 use super::line::Next;
 use super::{Classes, LaneCounters, QueueTerms, Stored};
 use crate::headers::{dscp_of, is_pure_ack};
+use crate::pairs::marker;
 
 /// Longest time for which a moved code point stays in its old queue.
 const FOLLOW_MOST: Nanos = Nanos::from_millis(100);
@@ -139,13 +142,35 @@ impl Lanes {
     /// Returns the class of a frame that begins with `head`, belongs to `tenant` and arrives at
     /// `now`.
     pub(super) fn class_of(&mut self, head: &[u8], tenant: Option<u16>, now: Nanos) -> Class {
+        let dscp = dscp_of(head);
+        let ahead = is_pure_ack(head).unwrap_or_else(|| marker::passes_data(head));
+        Class { queue: self.queue_of(dscp, tenant, now), dscp, ahead }
+    }
+
+    /// Returns the queue or lane of a frame with the code point `dscp` that belongs to `tenant`.
+    #[inline]
+    fn queue_of(&mut self, dscp: u8, tenant: Option<u16>, now: Nanos) -> u8 {
         if self.following != 0 {
             self.settle(now);
         }
-        let dscp = dscp_of(head);
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
-        Class { queue: lane.unwrap_or(queue), dscp, ahead: is_pure_ack(head) }
+        lane.unwrap_or(queue)
+    }
+
+    /// Adds a frame of `tenant` that waited before it could join a queue. The classes may have
+    /// changed since. Returns false if the queue has no room.
+    pub(super) fn push_late(&mut self, mut frame: Stored, tenant: Option<u16>, now: Nanos) -> bool {
+        let queue = self.queue_of(frame.class.dscp, tenant, now);
+        frame.class.queue = queue;
+        if frame.class.dscp != 0 {
+            self.count_if_unmapped(frame.class);
+        }
+        let queued = self.push(frame, now);
+        if !queued {
+            self.counters.refused(queue);
+        }
+        queued
     }
 
     /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code
@@ -165,7 +190,7 @@ impl Lanes {
     /// Whether the departing frame is to signal congestion, because the frames of its queue wait
     /// too long for the queue's rate ceiling.
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
-        // The loss of an acknowledgement slows nobody down, and its wait says nothing about data.
+        // The loss of such a frame slows nobody down, and its wait says nothing about data.
         if frame.class.ahead {
             return false;
         }

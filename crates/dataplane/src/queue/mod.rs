@@ -46,6 +46,7 @@ mod line;
 mod memory;
 mod output;
 mod pacer;
+mod pair_lines;
 mod store;
 mod terms;
 

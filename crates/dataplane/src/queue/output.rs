@@ -13,12 +13,15 @@ use super::flows::SEGMENT_TIME;
 use super::limit::OutputLimit;
 use super::line::{Fair, Line, Next};
 use super::pacer::Pacer;
+use super::pair_lines::PairLines;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
 use crate::headers::{is_ect, is_l4s};
 use crate::ingress_policer::{link_bytes, on_wire};
+
+mod delayed;
 
 /// Reason why a frame cannot wait in an output queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +72,8 @@ pub(crate) const FCS: u32 = 4;
 pub struct OutputQueue {
     terms: QueueTerms,
     line: Line,
+    /// Frames that wait for the limits of their pairs of VMs before they join `line`.
+    pair_lines: Option<Box<PairLines>>,
     pacer: Pacer,
     /// The limit for which the output's frames wait, if there is one.
     limit: Option<OutputLimit>,
@@ -101,6 +106,7 @@ impl OutputQueue {
         Self {
             terms,
             line: Line::new(&terms, ports, tenants),
+            pair_lines: None,
             pacer: Pacer::new(terms.pacing),
             limit: None,
             head: None,
@@ -191,12 +197,18 @@ impl OutputQueue {
     /// Number of frames that wait for the output.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.line.len() + usize::from(self.head.is_some())
+        let delayed = self.pair_lines.as_deref().map_or(0, PairLines::len);
+        self.line.len() + usize::from(self.head.is_some()) + delayed
     }
 
     /// Whether no frame waits for the output.
     #[must_use]
     pub fn is_empty(&self) -> bool {
+        self.is_idle() && self.pair_lines.as_deref().is_none_or(PairLines::is_empty)
+    }
+
+    /// Whether no frame waits for the output's link. Frames may wait for the limits of their pairs.
+    fn is_idle(&self) -> bool {
         self.head.is_none() && self.line.is_empty()
     }
 
@@ -262,9 +274,26 @@ impl OutputQueue {
             let Some(bytes) = self.evict(memory, lens.1, lost) else { return Err(Refused::Full) };
             evicted += bytes;
         }
-        if self.is_empty() {
+        if self.is_idle() {
             self.pacer.was_empty(now);
         }
+        let frame = self.store(memory, (batch, i), (source, class), size)?;
+        if self.line.push(frame, now) {
+            return Ok(());
+        }
+        memory.release(&frame);
+        Err(Refused::Full)
+    }
+
+    /// Copies frame `i` of `batch` into the memory.
+    #[inline]
+    fn store(
+        &self,
+        memory: &mut Memory<'_>,
+        (batch, i): (&Batch, usize),
+        (source, class): (&Source, Class),
+        size: Size,
+    ) -> Result<Stored, Refused> {
         let holds = self.holds();
         let mut frame = memory.put(batch, i, source.port, holds).ok_or(Refused::NoMemory)?;
         (frame.class, frame.size) = (class, size);
@@ -272,11 +301,7 @@ impl OutputQueue {
         let early = self.limit.is_some() || self.line.signals_early(class);
         frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
         frame.l4s = frame.ect && is_l4s(batch.head(i));
-        if self.line.push(frame, now) {
-            return Ok(());
-        }
-        memory.release(&frame);
-        Err(Refused::Full)
+        Ok(frame)
     }
 
     /// Removes a waiting frame, to make room for a frame of `wire` bytes on a link. Returns the
@@ -314,7 +339,9 @@ impl OutputQueue {
     ) -> Option<Nanos> {
         self.fetch(memory, now, lost);
         if self.head.is_none() {
-            return self.stuck.map(|since| since + CLAIM_WAIT).or_else(|| self.line.wake());
+            let queued = self.stuck.map(|since| since + CLAIM_WAIT).or_else(|| self.line.wake());
+            let delayed = self.pair_lines.as_deref().and_then(PairLines::next_due);
+            return [queued, delayed].into_iter().flatten().min();
         }
         self.head_due(now).map(|(paced, limited)| paced.max(limited))
     }
@@ -452,7 +479,7 @@ impl OutputQueue {
 
     /// Charges a source for frames that passed at time `now`, and sets the source's next claim.
     pub(crate) fn charge_direct(&mut self, source: &Source, passed: Size, claim: u32, now: Nanos) {
-        if self.is_empty() {
+        if self.is_idle() {
             self.pacer.was_empty(now);
         }
         self.pacer.went(now, passed.bytes);
@@ -491,6 +518,9 @@ impl OutputQueue {
         self.sending.clear();
         self.waits.clear();
         let mut signalled = Signalled::default();
+        if self.pair_lines.is_some() {
+            self.release_delayed(memory, now, lost);
+        }
         if let Some(limit) = &mut self.limit {
             limit.begin();
         }
@@ -647,6 +677,7 @@ impl OutputQueue {
         // long.
         let now = if self.line.lanes().is_some() { Nanos(u64::MAX) } else { now };
         self.withdraw_claims();
+        self.clear_delayed(memory, &mut lost);
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
                 if let Some(lanes) = self.line.lanes() {

@@ -18,6 +18,7 @@ use crate::port::{Buffers, Held, Pending, PortQueue, TxOutcome};
 mod acks;
 mod claims;
 mod flows;
+mod pair_lines;
 
 /// A test port with its own memory for a few frames.
 #[derive(Debug, Default)]

@@ -518,6 +518,7 @@ impl Outputs {
                 (Some(queue), Some(home)) => queue.adopt(home, now),
                 _ => false,
             };
+            place_pairs(ctx, port);
             if changed && matches!(self.stands[at], Stand::Waits | Stand::Held) {
                 roster.cancel(Event::Output(port));
                 self.make_ready(ctx, roster, port);
@@ -537,6 +538,7 @@ impl Outputs {
         }
         ctx.ports[at].output = Some(queue);
         self.homes[at] = Some(home);
+        place_pairs(ctx, port);
     }
 
     /// Empties a port's output queue and returns the queue to its home.
@@ -609,6 +611,18 @@ impl Outputs {
         self.pressure.forget(port);
         ctx.peers.directory().set_pressed(port, ctx.peers.id(), false);
     }
+}
+
+/// Lets frames wait at the output of a port for the limits of their pairs, if the port has pairs.
+fn place_pairs<C: CycleCounter>(ctx: &mut Context<C>, port: PortId) {
+    let table = ctx.policy(port).and_then(|policy| policy.pairs.clone());
+    let (counters, ports) = (&ctx.port_counters, ctx.ports.len());
+    let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];
+    let Some(queue) = output.as_deref_mut() else { return };
+    let (store, captures) = ctx.egress.store_and_captures();
+    queue.set_pairs(&mut Memory::of(store, queues), table.as_ref(), ports, |source| {
+        count_loss(counters, captures, (source, port), DropReason::QueueGone);
+    });
 }
 
 #[cold]

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{
     Domain, DomainMap, PortPolicy, SlowPathLimit, Snapshot, VidSet,
 };
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_qos::pair_table::{PERIOD, PairLimits, PairTable, VmRates};
-use penstock_units::{BitsPerSecond, Cycles, Vid};
+use penstock_qos::fair_share::{Bound, Excess};
+use penstock_qos::pair_table::{PERIOD, PairLimits, PairTable, Sending, VmRates};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, Vid};
 
 use crate::common::{self, attach, frame};
 
@@ -25,6 +27,14 @@ const MARKER_BYTES: usize = 66;
 const MBIT: u64 = 1_000_000;
 
 type Core = common::Core<10>;
+
+/// Returns the queue of an uplink of 1 Gbit/s.
+fn queue() -> Arc<QueueHome> {
+    let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let pacing = Pacing::Link(BitsPerSecond(1_000 * MBIT));
+    let order = Order::Wfq;
+    QueueHome::new(QueueTerms { held_bytes: 262_144, order, pacing, bound, frames: 1_024 }, 2, 2)
+}
 
 /// A worker with an uplink, port 0, and a VM, port 1.
 struct Bed {
@@ -62,6 +72,8 @@ impl Bed {
         };
         uplink.marks = true;
         uplink.pairs = pairs.then(|| Arc::clone(&table));
+        // Frames above guarantees wait at the uplink.
+        uplink.queue = (limits == PairLimits::Guarantees).then(queue);
         let vm = PortPolicy::access(1, Some(1), vid, 0);
         let policies = [uplink, vm].map(|mut policy| {
             policy.slow_path = SlowPathLimit::UNLIMITED;
@@ -253,34 +265,129 @@ fn supports_ecn(from: usize, to: usize) -> Vec<u8> {
     bytes
 }
 
+/// Returns the frames that have left through the uplink, without questions.
+fn departed(bed: &Bed) -> Vec<Vec<u8>> {
+    let next = || bed.drivers[UPLINK].receive().map(|frame| frame.bytes);
+    std::iter::from_fn(next).filter(|frame| !is_marker(frame)).collect()
+}
+
 #[test]
-fn frames_close_to_a_guarantee_are_marked_if_their_sender_supports_ecn() {
+fn frames_that_wait_for_a_guarantee_are_marked_if_their_sender_supports_ecn() {
     // The bucket of a rate is deeper, so it takes more frames to empty it.
     for (limits, burst) in [(PairLimits::Guarantees, 14), (PairLimits::Rates, 100)] {
         let mut bed = Bed::with_table(false, true, limits);
+        let most = BitsPerSecond(400_000 * MBIT);
+        bed.table.limit(1, VmRates { default: most, send: most, receive: most });
         // Without the far address, the frames would go to all ports.
         bed.pass(UPLINK, &[data(FAR, NEAR)]);
         bed.pass(VM, &[supports_ecn(NEAR, FAR)]);
         bed.set_rate(MBIT);
-        let (mut left, mut marked) = (0, 0);
-        for _ in 0..40 {
+        let mut left = Vec::new();
+        for _ in 0..60 {
             let [frames, _] = bed.pass(VM, &vec![supports_ecn(NEAR, FAR); burst]);
-            let frames = frames.iter().filter(|frame| !is_marker(frame));
-            for frame in frames {
-                left += 1;
-                marked += u64::from(frame[15] & 3 == 3);
-            }
+            left.extend(frames.into_iter().filter(|frame| !is_marker(frame)));
             bed.run(HZ / 10);
         }
+        bed.run(HZ);
+        left.extend(departed(&bed));
+        let marked = left.iter().filter(|frame| frame[15] & 3 == 3).count();
         let lost = bed.drops(VM, DropReason::PairLimit);
-        let sent = 40 * u64::try_from(burst).unwrap();
-        assert_eq!(left + lost, sent, "a mark loses no frame");
+        assert_eq!(left.len() as u64 + lost, 60 * burst as u64, "a mark loses no frame");
         match limits {
-            PairLimits::Guarantees => assert!((8..=left / 32 + 1).contains(&marked), "{marked}"),
+            PairLimits::Guarantees => {
+                assert!((8..=left.len() / 32 + 1).contains(&marked), "{marked}");
+            }
             PairLimits::Rates => assert_eq!(marked, 0, "a mark counts as congestion"),
         }
         bed.assert_sums();
     }
+}
+
+/// Returns a frame of 1,000 bytes with a number.
+fn numbered(to: usize, number: u8) -> Vec<u8> {
+    let mut bytes = data(NEAR, to);
+    bytes[20] = number;
+    bytes
+}
+
+#[test]
+fn frames_above_a_guarantee_wait_at_the_uplink_and_other_pairs_of_the_vm_pass() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR), data(FAR + 1, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    let flood: Vec<_> = (0..40).map(|number| numbered(FAR, number)).collect();
+    let [at_once, _] = bed.pass(VM, &flood);
+    assert_eq!(at_once.iter().filter(|frame| !is_marker(frame)).count(), 17);
+    assert_eq!(bed.counters[VM].read().queued, 23);
+    assert!(bed.counters[VM].send_waits.get() > 0);
+    bed.assert_sums();
+    // Another pair of the VM does not wait.
+    let [others, _] = bed.pass(VM, &vec![data(NEAR, FAR + 1); 10]);
+    assert_eq!(others.len(), 10);
+    bed.run(HZ / 10);
+    let first = departed(&bed);
+    // A frame takes 8 ms.
+    assert!((11..=13).contains(&first.len()), "{}", first.len());
+    bed.run(HZ / 5);
+    let numbers = first.iter().chain(&departed(&bed)).map(|frame| frame[20]).collect::<Vec<_>>();
+    assert!(numbers.iter().copied().eq(17..40), "{numbers:?}");
+    assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
+    bed.assert_sums();
+}
+
+#[test]
+fn acknowledgements_do_not_wait_for_a_guarantee() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    let mut ack = supports_ecn(NEAR, FAR);
+    ack.truncate(60);
+    (ack[17], ack[23]) = (40, 6);
+    ack[16] = 0;
+    (ack[46], ack[47]) = (0x50, 0x10);
+    bed.pass(VM, &vec![data(NEAR, FAR); 30]);
+    let [left, _] = bed.pass(VM, std::slice::from_ref(&ack));
+    assert!(left.iter().any(|frame| frame.len() == 60), "{}", left.len());
+    // A flood of acknowledgements waits like other frames.
+    let floods = (0..20).map(|_| {
+        let [left, _] = bed.pass(VM, &vec![ack.clone(); 100]);
+        left.iter().filter(|frame| frame.len() == 60).count()
+    });
+    let passed: usize = floods.sum();
+    assert!((200..=330).contains(&passed), "a burst of 16,384 bytes: {passed}");
+    bed.assert_sums();
+}
+
+#[test]
+fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    bed.pass(VM, &vec![data(NEAR, FAR); 40]);
+    assert_eq!(bed.counters[VM].read().queued, 23);
+    let policies = [0, 1].map(|port| Some(Arc::new(common::access(port).finish())));
+    let domain = Domain { tenant: Some(1), vid: 0, members: (0..2).collect(), fdb_limit: 64 };
+    let next = Snapshot::new(2, policies.into(), vec![domain], vec![], 300);
+    bed.worker.swap_snapshot(Arc::new(next));
+    assert_eq!(bed.counters[VM].read().queued, 0);
+    assert_eq!(bed.drops(VM, DropReason::QueueGone), 23);
+    bed.assert_sums();
+    // The table knows that no frame waits any more.
+    bed.run(HZ / 10);
+    let pair = bed.table.sending().next().unwrap().pair;
+    let size = penstock_qos::policer::Size { bytes: 1_000, frames: 1 };
+    let now = Nanos(bed.core.now().0);
+    let sent = bed.table.send(1, pair.key.mac(), size, now);
+    assert!(matches!(sent, Sending::Pass | Sending::Ask(_)), "{sent:?}");
 }
 
 #[test]

@@ -19,26 +19,37 @@
 //! - The guarantees of all VMs of a tenant on a host are one guarantee, as in the limit of what the
 //!   host sends. A VM may use what the tenant's other VMs on the host do not use.
 //! - A pair's demand is the rate at which it sent in the last [`WINDOW`] periods. It is
-//!   [`UNLIMITED`] for [`HELD_PERIODS`] after the pair reached its limit, and for a new pair.
+//!   [`UNLIMITED`] for [`HELD_PERIODS`] after the pair reached its limit, and for a new pair. A
+//!   host may measure a pair whose limit is not in force. Such a pair reaches its limit if it sends
+//!   as much.
+//! - A pair is new until its first answer comes. All new pairs of a tenant on a host together may
+//!   use half of the tenant's sending guarantee there, in equal parts. Without a limit, they could
+//!   use the whole guarantee. The tenant would then exceed its guarantee on the link if one side of
+//!   the link has more of its VMs. With half of it, the tenant keeps its guarantee if one side has
+//!   at most twice the VMs of the other. A new pair asks at once, so this takes a few periods.
 //! - Pairs whose demand is not met get equal parts ([`share`]). A pair with less demand gets its
 //!   demand and room to grow, but not more than the pairs whose demand is not met. The others get
 //!   what it does not use.
-//! - A pair without an answer has no limit of its own. If answers stop, the last part is in force
-//!   for [`SILENT_PERIODS`], because a full network also loses answers.
+//! - A new pair whose questions stay without an answer for [`NEW_PERIODS`] has no limit: the other
+//!   host probably does not answer. If answers stop, the last part is in force for
+//!   [`SILENT_PERIODS`], because a full network also loses answers.
 //! - A receiver counts a pair whose sender sent no question in [`QUIET_PERIODS`] as without demand.
 //!
-//! A VM's frames share one ring. While a pair of a VM has reached its limit, the VM has the sum of
-//! what its pairs may send as a limit for which its frames wait ([`HoseLimits::vms`]). The sum
-//! contains twice the rate of a pair below its limit. If the sum contained the whole limit of a
-//! pair that sends only acknowledgements, the frames of the VM's other pairs would not wait, and
-//! would be dropped at the pairs' limits. Otherwise, and for a pair without a limit, a VM has twice
-//! the sender's guarantee, so that only floods wait.
+//! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
+//! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in its
+//! ring ([`HoseLimits::vms`]), so a VM with one pair loses no frame. The sum contains the whole
+//! limit of each pair: a pair that begins to send more must not wait for another pair of its VM.
+//! Otherwise, and for a pair without a limit, a VM has twice the sender's guarantee, so that only
+//! floods wait.
 //!
 //! # Bounds
 //!
 //! The parts of a receiver never exceed 1.5 times its guarantee in sum. If each pair keeps its
-//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods. Until its
-//! first answer, a new pair can send as much as its host's limit allows.
+//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods.
+//!
+//! After each period, the limits of a tenant's new pairs on a host are half of its sending
+//! guarantee in sum. A pair that begins within a period has the limit that one more pair would have
+//! got ([`HoseLimits::first`]). So the sum can be larger until the next period.
 //!
 //! # Departures
 //!
@@ -62,10 +73,12 @@ pub const WINDOW: usize = 4;
 pub const HELD_PERIODS: u32 = 4;
 /// Periods with an unanswered question after which a pair loses its limit.
 pub const SILENT_PERIODS: u32 = 40;
+/// Periods with an unanswered question after which a new pair has no limit.
+pub const NEW_PERIODS: u32 = 10;
 /// Periods without a question after which a receiver counts a pair as without demand.
 pub const QUIET_PERIODS: u32 = 8;
 /// Periods without frames after which the sender's host forgets a pair. A pair that begins again
-/// has no limit until an answer comes, so this time is longer than for the receiver's host.
+/// is new, so this time is longer than for the receiver's host.
 pub const FORGET_PERIODS: u32 = 100;
 
 const NOTHING: BitsPerSecond = BitsPerSecond(0);
@@ -73,8 +86,8 @@ const NOTHING: BitsPerSecond = BitsPerSecond(0);
 const HELD_PERCENT: u64 = 90;
 /// Room of a pair to grow: its demand, and an equal part of the guarantee, divided by this number.
 const ROOM: u64 = 4;
-/// Divisor of a pair's limit. A pair below its limit adds at least this fraction to the VM's sum.
-const START: u64 = 32;
+/// Limit of all new pairs of a tenant: its sending guarantee divided by this number.
+const NEW: u64 = 2;
 
 /// Tenant of a VM, and the guarantees of all VMs of the tenant on this host together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +104,7 @@ pub struct Member {
 pub struct SendLimit {
     /// Number of the pair.
     pub id: PairId,
-    /// Limit of the pair; `None` if the receiver's part is not known.
+    /// Limit of the pair; `None` if the receiver's host does not answer.
     pub limit: Option<BitsPerSecond>,
     /// Part of the sender's guarantee that the pair can use.
     pub part: BitsPerSecond,
@@ -106,6 +119,8 @@ pub struct HoseLimits {
     pub send: Vec<SendLimit>,
     /// Limit of each VM for all its frames together.
     pub vms: Vec<(u16, BitsPerSecond)>,
+    /// Limit of a pair of each VM that begins before the next period.
+    pub first: Vec<(u16, BitsPerSecond)>,
     /// Parts of the receivers' guarantees, by pair.
     pub parts: Vec<(PairId, BitsPerSecond)>,
     /// Idle pairs with their sender on this host, which the host should remove.
@@ -230,27 +245,32 @@ impl HosePairs {
     /// each VM.
     fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
         let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
-        let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
             of_tenant.entry(member.tenant).or_default().push((id, sender));
-            sums.entry(id.vm).or_default().add(sender, member.hose.send);
         }
-        let mut parts = Vec::new();
-        for pairs in of_tenant.values() {
+        let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
+        let (mut new, mut parts) = (BTreeMap::new(), Vec::new());
+        for (tenant, pairs) in &of_tenant {
             let hose = pairs.first().and_then(|(id, _)| members.get(&id.vm));
             let hose = hose.map(|member| member.hose.send).unwrap_or_default();
+            let count = pairs.iter().filter(|(_, sender)| sender.is_new()).count();
+            new.insert(*tenant, count);
             let wants: Vec<_> = pairs.iter().map(|(_, sender)| sender.uses()).collect();
             partition::fill(hose, &wants, &mut parts);
             for ((id, sender), part) in pairs.iter().zip(&parts) {
-                let (limit, want) = (sender.limit, sender.want());
+                let first = sender.is_new().then(|| first_limit(hose, count));
+                let (limit, want) = (sender.limit.or(first), sender.want());
+                sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
                 limits.send.push(SendLimit { id: **id, limit, part: *part, want });
             }
         }
-        let sum = |(vm, member): (&u16, &Member)| {
-            (*vm, sums.get(vm).copied().unwrap_or_default().limit(member.hose.send))
-        };
-        limits.vms.extend(members.iter().map(sum));
+        for (vm, Member { tenant, hose }) in members {
+            let sum = sums.get(vm).copied().unwrap_or_default();
+            limits.vms.push((*vm, sum.limit(hose.send)));
+            let count = new.get(tenant).copied().unwrap_or(0);
+            limits.first.push((*vm, first_limit(hose.send, count + 1)));
+        }
     }
 
     /// Divides each tenant's guaranteed receiving rate among the pairs whose senders asked.
@@ -288,17 +308,19 @@ impl HosePairs {
     }
 }
 
+/// Returns the limit of each of `count` new pairs of a tenant with the sending guarantee `hose`.
+fn first_limit(hose: BitsPerSecond, count: usize) -> BitsPerSecond {
+    partition::equal(BitsPerSecond(hose.0 / NEW), count)
+}
+
 impl VmSum {
-    /// Adds what a pair may send, at most the sender's guarantee `hose`.
-    fn add(&mut self, pair: &Sender, hose: BitsPerSecond) {
-        let Some(limit) = pair.limit else {
+    /// Adds what a pair with the limit `limit` may send, at most the sender's guarantee `hose`.
+    fn add(&mut self, limit: Option<BitsPerSecond>, is_held: bool, hose: BitsPerSecond) {
+        let Some(limit) = limit else {
             self.has_free = true;
             return;
         };
-        let is_held = pair.held > 0;
-        let grown = BitsPerSecond(pair.rate.0.saturating_mul(2).max(limit.0 / START));
-        let rate = if is_held { limit } else { grown.min(limit) };
-        self.limited = self.limited.saturating_add(rate.min(hose).0);
+        self.limited = self.limited.saturating_add(limit.min(hose).0);
         self.has_held |= is_held;
     }
 
@@ -373,9 +395,14 @@ impl Sender {
         }
     }
 
+    /// Whether no answer came yet, although the other host may answer.
+    const fn is_new(&self) -> bool {
+        self.limit.is_none() && self.silent < NEW_PERIODS
+    }
+
     /// Returns the estimated demand of the pair.
     const fn want(&self) -> BitsPerSecond {
-        if self.held > 0 { UNLIMITED } else { self.rate }
+        if self.held > 0 || self.is_new() { UNLIMITED } else { self.rate }
     }
 
     /// Returns the demand that the receiver's part allows.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use penstock_fabric::rate_alloc::UNLIMITED;
-use penstock_fabric::rate_alloc::hose_pairs::{HosePairs, Member, share};
+use penstock_fabric::rate_alloc::hose_pairs::{HosePairs, Member, NEW_PERIODS, share};
 use penstock_fabric::rate_alloc::host_rates::{Answer, Hose, PairId, ReceivedPair, SentPair};
 use penstock_units::{BitsPerSecond, Nanos};
 use proptest::prelude::*;
@@ -65,6 +65,8 @@ struct Net {
     pairs: Vec<Vec<Option<Pair>>>,
     /// Limit of each sender's VM.
     sums: Vec<u64>,
+    /// Limit of a new pair of each sender.
+    firsts: Vec<BitsPerSecond>,
     periods: u64,
 }
 
@@ -85,6 +87,7 @@ impl Net {
             receivers: vec![HosePairs::new(); receivers],
             pairs: vec![vec![None; receivers]; senders],
             sums: vec![2 * send; senders],
+            firsts: vec![BitsPerSecond(send / 2); senders],
             periods: 0,
         }
     }
@@ -119,6 +122,7 @@ impl Net {
                 (pair.limit, pair.told) = (send.limit, Some([send.part, send.want]));
             }
             self.sums[sender] = limits.vms[0].1.0;
+            self.firsts[sender] = limits.first[0].1;
         }
         arrived
     }
@@ -145,7 +149,9 @@ impl Net {
                 rates.push(0);
                 continue;
             }
-            let pair = self.pairs[sender][receiver].get_or_insert_with(|| Pair::new(receiver));
+            let first = Some(self.firsts[sender]);
+            let pair = self.pairs[sender][receiver]
+                .get_or_insert_with(|| Pair { limit: first, ..Pair::new(receiver) });
             // A bucket's rate is a little above the limit.
             let most = pair.limit.map_or(u64::MAX, |limit| limit.0 * 102 / 100);
             pair.sent.refused += u64::from(*demand > most);
@@ -262,6 +268,53 @@ proptest! {
     }
 
     #[test]
+    fn pairs_without_an_answer_share_half_of_the_senders_guarantee(
+        pairs in prop::collection::vec((0..3_u16, 0..30_u64, prop::option::of(1..15_u64)), 1..20),
+        send in MBIT..100 * MBIT,
+    ) {
+        let hose = Hose { send: BitsPerSecond(send), receive: BitsPerSecond(send) };
+        let member = Member { tenant: 7, hose };
+        let members: BTreeMap<u16, Member> = (0..3).map(|vm| (vm, member)).collect();
+        let part = BitsPerSecond(MBIT);
+        let mut state = HosePairs::new();
+        for period in 0..60_u64 {
+            // The number of a pair's last question is its age in periods.
+            let sent = |(peer, (vm, begin, after)): (u64, &(u16, u64, Option<u64>))| {
+                let age = (period + 1).checked_sub(*begin).filter(|age| *age > 0)?;
+                let asked = u32::try_from(age).unwrap();
+                let answer = Answer { question: asked, part, ..Answer::default() };
+                let answer = after.filter(|after| age > *after).map(|_| answer);
+                let id = PairId { vm: *vm, peer, epoch: 1 };
+                Some(SentPair { id, bytes: 1_000 * age, refused: 0, asked, answer })
+            };
+            let sent: Vec<SentPair> = (0..).zip(&pairs).filter_map(sent).collect();
+            let now = Nanos(PERIOD.0 * (period + 1));
+            let limits = state.period_ends(now, &members, &sent, &[]);
+            prop_assert_eq!(limits.send.len(), sent.len());
+            let mut new = 0;
+            for of in &limits.send {
+                let pair = sent.iter().find(|pair| pair.id == of.id).unwrap();
+                match of.limit {
+                    limit if pair.answer.is_some() => prop_assert_eq!(limit, Some(part)),
+                    Some(limit) => new += limit.0,
+                    None => prop_assert!(pair.asked >= NEW_PERIODS, "after {}", pair.asked),
+                }
+            }
+            prop_assert!(new <= send / 2, "{new} of {send}");
+            prop_assert!(limits.first.iter().all(|(_, first)| first.0 <= send / 2));
+        }
+    }
+
+    #[test]
+    fn a_tenant_of_new_pairs_has_its_guarantee_soon((hosts, rates) in net()) {
+        let mut net = Net::new(hosts, rates);
+        let demands = vec![vec![10 * rates[0]; hosts.1]; hosts.0];
+        let bits: Vec<u64> = (0..30).map(|_| net.period(&demands).iter().sum()).collect();
+        let least = net.guarantee() / PERIODS * 95 / 100;
+        prop_assert!(bits[12..].iter().all(|bits| *bits >= least), "{bits:?}, {least}");
+    }
+
+    #[test]
     fn parts_give_each_pair_its_demand_or_an_equal_part(
         hose in 1..1_000 * MBIT, wants in prop::collection::vec(0..1_200 * MBIT, 1..12),
     ) {
@@ -302,4 +355,26 @@ fn more_senders_than_receivers_send_no_more_than_the_receivers_guarantees() {
     let bits: Vec<u64> = (0..60).map(|_| net.period(&demands).iter().sum()).collect();
     let last: u64 = bits[40..].iter().sum();
     assert!((4_600_000..=4_850_000).contains(&last), "{last}");
+}
+
+#[test]
+fn a_pair_that_sends_more_than_its_part_wants_more() {
+    let hose = Hose { send: BitsPerSecond(100 * MBIT), receive: BitsPerSecond(100 * MBIT) };
+    let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose })].into();
+    let part = BitsPerSecond(10 * MBIT);
+    // The limit is not in force while the pair sends 50 Mbit/s. Then the pair sends 5 Mbit/s.
+    let mut pairs = HosePairs::new();
+    let mut sent = Pair::new(0).sent;
+    let mut wants = Vec::new();
+    for period in 1..=60 {
+        let rate = if period <= 30 { 50 * MBIT } else { 5 * MBIT };
+        sent.bytes += rate / 8 / PERIODS;
+        sent.asked += 1;
+        sent.answer = Some(Answer { question: sent.asked, part, ..Answer::default() });
+        let limits = pairs.period_ends(Nanos(PERIOD.0 * period), &members, &[sent], &[]);
+        wants.push(limits.send[0].want);
+        assert_eq!(limits.send[0].limit, Some(part));
+    }
+    assert!(wants[..30].iter().all(|want| *want == UNLIMITED), "{wants:?}");
+    assert_eq!(wants[59], BitsPerSecond(5 * MBIT));
 }

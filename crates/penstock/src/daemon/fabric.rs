@@ -172,13 +172,19 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
     // The hosts limit the rates of tenants in the shared queue. While queues change hands, they
     // also limit tenants that have a queue.
-    let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0 || tenant.limited);
-    let held = held.map(|tenant| {
-        let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;
-        (tenant.name.clone(), Held { send, receive, headroom_permille })
-    });
-    let held = held.collect();
-    Ok(FabricTerms { code_points: code_points.collect(), held, weights, map })
+    let (held, others): (Vec<_>, Vec<_>) =
+        plan.tenants.iter().partition(|tenant| tenant.dscp == 0 || tenant.limited);
+    let held = held.into_iter().map(|tenant| guarantees(tenant, tenant.headroom_permille));
+    // When a tenant loses its queue, the controller first limits it without headroom.
+    let measured = others.into_iter().map(|tenant| guarantees(tenant, 1_000));
+    let (held, measured) = (held.collect(), measured.collect());
+    Ok(FabricTerms { code_points: code_points.collect(), held, measured, weights, map })
+}
+
+/// Returns the name and the guarantees of a tenant.
+fn guarantees(tenant: &HostTenant, headroom_permille: u32) -> (String, Held) {
+    let &HostTenant { send, recv: receive, .. } = tenant;
+    (tenant.name.clone(), Held { send, receive, headroom_permille })
 }
 
 #[cfg(test)]
@@ -187,7 +193,14 @@ mod tests {
 
     #[test]
     fn a_plan_is_all_that_the_host_is_told() {
-        let red = HostTenant { name: "red".into(), dscp: 8, ..HostTenant::default() };
+        let red = HostTenant {
+            name: "red".into(),
+            dscp: 8,
+            send: 5,
+            recv: 7,
+            headroom_permille: 1_063,
+            ..HostTenant::default()
+        };
         let state = PortState { weights: vec![1, 9], map: [(8, 1)].into() };
         let mut plan = HostPlan { tenants: vec![red], ..HostPlan::default() };
         assert_eq!(terms(&plan).unwrap().map, BTreeMap::new());
@@ -196,9 +209,13 @@ mod tests {
         assert_eq!(told.code_points, [("red".to_owned(), 8)].into());
         assert_eq!((told.weights, told.map), (vec![1, 9], [(8, 1)].into()));
         assert!(told.held.is_empty(), "a tenant with a queue has no limit");
+        let held = |headroom_permille| {
+            BTreeMap::from([("red".to_owned(), Held { send: 5, receive: 7, headroom_permille })])
+        };
+        assert_eq!(told.measured, held(1_000), "its pairs are measured without headroom");
         plan.tenants[0].limited = true;
-        let held = Held { headroom_permille: 0, ..Held::default() };
-        assert_eq!(terms(&plan).unwrap().held, [("red".to_owned(), held)].into());
+        let told = terms(&plan).unwrap();
+        assert_eq!((told.held, told.measured), (held(1_063), BTreeMap::new()));
         plan.tenants[0].limited = false;
         plan.uplinks.insert("rack-1".to_owned(), state);
         let error = terms(&plan).unwrap_err().to_string();

@@ -21,17 +21,28 @@
 //!   the VM's pairs. If this bucket is in debt, the VM's next frames wait in the VM's ring
 //!   ([`PairTable::wait`]). So TCP of a VM with one pair loses no frame at the limit, and a VM with
 //!   256 pairs cannot save the bursts of all its pairs and send them at once.
-//! - If a pair's bucket is less than half full, one frame in 10 ms, and at most one of 32 frames,
-//!   signals congestion to its sender ([`Sending::Signal`]). TCP then slows down before whole
-//!   segments are dropped.
+//! - With [`PairLimits::Rates`], frames above a pair's rate are dropped. If a pair's bucket is less
+//!   than half full, one frame in 10 ms, and at most one of 32 frames, signals congestion to its
+//!   sender ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).
 //! - A table for guarantees ([`PairLimits::Guarantees`]) limits pairs only to their receivers'
 //!   guarantees. Its buckets have tokens for 50 ms instead of the size of several segments. A VM
 //!   with few tokens sends few frames at once ([`PairTable::batch_limit`]), so that its frames wait
-//!   in its ring and are not dropped. If the VM's bucket stays empty, frames signal congestion, too
-//!   (`pressure`). Arriving frames are not counted.
+//!   in its ring. If the VM's bucket stays empty, frames signal congestion (`pressure`). Arriving
+//!   frames are not counted.
+//! - In a table for guarantees, frames above a pair's limit wait ([`Sending::Wait`]), and a VM's
+//!   pairs do not wait for each other. The caller stores them in a line for each pair. It tells the
+//!   table which frames wait ([`PairTable::waits`]), and asks when they may leave
+//!   ([`PairTable::departs`]). A frame takes the tokens of its pair's bucket when it leaves. A time
+//!   that is fixed when the frame arrives, as in Carousel (SIGCOMM 2017), would be that of an old
+//!   rate: rates change 20 times a second, and frames of a slow pair can wait longer than that. If
+//!   a line is never empty for 100 ms, frames signal congestion. Frames that find their line full
+//!   are dropped.
+//! - The pairs of a VM may be measured without limits ([`PairTable::measure`]): frames are counted,
+//!   and questions are asked and answered, but no bucket takes tokens. The pairs' limits are then
+//!   known before [`PairTable::hold`] puts them into force.
 //! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
 //!   rates and frees slots. Counters are never reset, so readers compare two readings.
 //!
@@ -43,8 +54,9 @@
 //! # Cost
 //!
 //! A frame that leaves costs a search in one or two cache lines of keys, and the operations of two
-//! buckets. A frame that arrives costs the same search, and the operations of one bucket. The table
-//! allocates memory only when it is created.
+//! buckets. A frame that waits costs the operations of a bucket again when it leaves. If the VM is
+//! only measured, a frame costs the search and two counters. A frame that arrives costs the same
+//! search, and the operations of one bucket. The table allocates memory only when it is created.
 
 mod keys;
 mod pressure;
@@ -74,8 +86,13 @@ pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 /// Time between two questions about a pair in a table for guarantees. Questions take a part of slow
-/// guarantees, and guarantees change less often than rates.
+/// guarantees, and guarantees change less often than rates. The first [`NEW_QUESTIONS`] questions
+/// without an answer have [`PERIOD`] between them, because the pair has a small limit until then.
 pub const GUARANTEE_PERIOD: Nanos = Nanos::from_millis(100);
+
+/// Number of questions in a table for guarantees that follow each other sooner until one is
+/// answered.
+pub const NEW_QUESTIONS: u32 = 10;
 
 /// What a table limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,7 +154,7 @@ pub struct SendReading {
     pub pair: PairRef,
     /// Bytes of the frames that passed the pair's bucket.
     pub bytes: u64,
-    /// Frames that did not pass the pair's bucket.
+    /// Frames that did not pass the pair's bucket and were dropped.
     pub refused: u64,
     /// Number of the last question; 0 if none was asked.
     pub asked: u32,
@@ -174,7 +191,7 @@ pub struct VmRates {
 /// Decision about a frame of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
-    /// The VM is not under limits of pairs.
+    /// The pairs of the VM are neither limited nor measured.
     Free,
     /// The frame passes.
     Pass,
@@ -184,17 +201,36 @@ pub enum Sending {
     /// slot will soon be empty, or frames of the VM wait all the time. If the signal shortens or
     /// drops the frame, the caller must call [`PairTable::take_back`].
     Signal(usize),
-    /// The frame exceeds the rate of its pair.
+    /// The frame exceeds the rate of its pair, or other frames of its pair wait. It should wait in
+    /// the line of its pair ([`PairTable::waits`]). It takes no tokens and does not count before.
+    Wait(Delayed),
+    /// The frame exceeds the rate of its pair, and cannot wait.
     Refuse,
+}
+
+/// A frame that should wait in the line of its pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delayed {
+    /// Slot of the pair.
+    pub slot: usize,
+    /// Whether the frame should signal congestion to its sender before it waits.
+    pub signals: bool,
+    /// Whether a question about the pair is due.
+    pub asks: bool,
 }
 
 /// A VM's limits and use.
 #[derive(Debug)]
 struct Vm {
+    /// Whether the VM's frames are counted, and questions about its pairs are asked and answered.
+    measured: AtomicBool,
+    /// Whether the rates are in force. Only a measured VM has rates in force.
     limited: AtomicBool,
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
+    /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
+    first: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,
     bytes: AtomicU64,
@@ -229,10 +265,12 @@ impl PairTable {
     #[must_use]
     pub fn with_limits(ports: usize, seed: u64, limits: PairLimits) -> Self {
         let vm = || Vm {
+            measured: AtomicBool::new(false),
             limited: AtomicBool::new(false),
             default: PacedBucket::of_vm(limits),
             send: PacedBucket::of_vm(limits),
             receive: PacedBucket::of_vm(limits),
+            first: AtomicU64::new(0),
             pressure: Pressure::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -251,6 +289,10 @@ impl PairTable {
 
     fn vm(&self, port: u16) -> Option<&Vm> {
         self.vms.get(usize::from(port)).filter(|vm| vm.limited.load(Ordering::Relaxed))
+    }
+
+    fn measured_vm(&self, port: u16) -> Option<&Vm> {
+        self.vms.get(usize::from(port)).filter(|vm| vm.measured.load(Ordering::Relaxed))
     }
 
     /// Returns what the table limits.
@@ -278,10 +320,20 @@ impl PairTable {
         self.vm(port).is_some()
     }
 
+    /// Whether the pairs of the VM at `port` are measured, with or without limits.
+    #[inline]
+    #[must_use]
+    pub fn is_measured(&self, port: u16) -> bool {
+        self.measured_vm(port).is_some()
+    }
+
     /// Decides about a frame of the VM at `port` to the address `mac`, and counts the frame.
     pub fn send(&self, port: u16, mac: u64, size: Size, now: Nanos) -> Sending {
-        let Some(vm) = self.vm(port) else { return Sending::Free };
+        let Some(vm) = self.measured_vm(port) else { return Sending::Free };
         let slot = self.send_slot(vm, port, mac);
+        if !vm.limited.load(Ordering::Relaxed) {
+            return self.pass(slot, size, now);
+        }
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
             let passes = vm.take(&vm.default, size.bytes, now);
             if passes {
@@ -294,26 +346,139 @@ impl PairTable {
             }
             return if passes { Sending::Pass } else { Sending::Refuse };
         };
-        let guards = self.limits == PairLimits::Guarantees;
-        let relaxed = guards && vm.send.is_relaxed(now);
+        if self.limits == PairLimits::Guarantees {
+            return self.send_or_wait(vm, (at, slot), size, now);
+        }
         let passes = vm.take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.signals(now) || (guards && vm.pressure.signals(relaxed, size, now)) {
+        } else if slot.signals(now) {
             Sending::Signal(at)
-        } else if slot.asks(now, self.asks_every()) {
-            vm.send.spend(QUESTION_BYTES, now);
+        } else if self.asks(vm, slot, now) {
             Sending::Ask(at)
         } else {
             Sending::Pass
         }
     }
 
-    const fn asks_every(&self) -> Nanos {
+    /// Decides about a frame that may wait in the line of its pair.
+    fn send_or_wait(
+        &self,
+        vm: &Vm,
+        (at, slot): (usize, &SendSlot),
+        size: Size,
+        now: Nanos,
+    ) -> Sending {
+        let relaxed = vm.send.is_relaxed(now);
+        if slot.is_waited_for() || !vm.take(&slot.bucket, size.bytes, now) {
+            if relaxed {
+                vm.pressure.rest(now);
+            }
+            if !slot.has_room() {
+                slot.count(size, false);
+                return Sending::Refuse;
+            }
+            let signals = slot.pressure.signals(false, size, now);
+            let asks = !signals && self.asks(vm, slot, now);
+            return Sending::Wait(Delayed { slot: at, signals, asks });
+        }
+        slot.count(size, true);
+        slot.pressure.rest(now);
+        if vm.pressure.signals(relaxed, size, now) {
+            Sending::Signal(at)
+        } else if self.asks(vm, slot, now) {
+            Sending::Ask(at)
+        } else {
+            Sending::Pass
+        }
+    }
+
+    /// Whether a question about a pair is due. The VM pays for the question.
+    fn asks(&self, vm: &Vm, slot: &SendSlot, now: Nanos) -> bool {
+        let asks = slot.asks(now, self.asks_every(slot));
+        if asks {
+            vm.send.spend(QUESTION_BYTES, now);
+        }
+        asks
+    }
+
+    /// Counts a frame of a VM without limits. Nothing is asked about a pair before
+    /// [`Self::set_sender`] has set what the question reports. While frames of the pair still wait
+    /// for a former limit, the frame follows them.
+    fn pass(&self, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
+        let Some((at, slot)) = slot else { return Sending::Pass };
+        let asks = slot.bucket.is_set() && slot.asks(now, self.asks_every(slot));
+        if slot.is_waited_for() {
+            return Sending::Wait(Delayed { slot: at, signals: false, asks });
+        }
+        slot.count(size, true);
+        if asks { Sending::Ask(at) } else { Sending::Pass }
+    }
+
+    /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
+    /// false if the frame must be dropped, because the VM owes too much. The caller counts a frame
+    /// that it drops with [`Self::refuse`].
+    pub fn waits(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
+        let Some(slot) = self.send.get(slot) else { return false };
+        let pays = self.vm(port).is_none_or(|vm| vm.send.spend(size.bytes, now));
+        if pays {
+            slot.count(size, true);
+            slot.waits(size.bytes);
+        }
+        pays
+    }
+
+    /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
+    /// frames there, because it is small and others depend on it. Returns false if such frames have
+    /// used a whole burst in advance.
+    pub fn passes_line(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
+        let Some(slot) = self.send.get(slot) else { return false };
+        let passes = slot.bucket.take_ahead(size.bytes, now);
+        if passes {
+            if let Some(vm) = self.vm(port) {
+                vm.send.spend(size.bytes, now);
+            }
+            slot.count(size, true);
+        }
+        passes
+    }
+
+    /// Counts a frame that cannot wait in the line of the pair in `slot`, and is dropped.
+    pub fn refuse(&self, slot: usize, size: Size) {
+        if let Some(slot) = self.send.get(slot) {
+            slot.count(size, false);
+        }
+    }
+
+    /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
+    /// `bytes` bytes and came from the VM at `port`. If the VM has no limits any more, it leaves.
+    ///
+    /// # Errors
+    /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
+    /// because rates change.
+    pub fn departs(&self, port: u16, slot: usize, bytes: u32, now: Nanos) -> Result<(), Nanos> {
+        let Some(slot) = self.send.get(slot) else { return Ok(()) };
+        let bucket = &slot.bucket;
+        if self.is_limited(port) && bucket.is_set() && !bucket.take(bytes, now) {
+            return Err(bucket.debt(now).min(PERIOD));
+        }
+        slot.ends_waiting(bytes);
+        Ok(())
+    }
+
+    /// Notes that a frame of `bytes` bytes in the line of the pair in `slot` was dropped.
+    pub fn lost(&self, slot: usize, bytes: u32) {
+        if let Some(slot) = self.send.get(slot) {
+            slot.ends_waiting(bytes);
+        }
+    }
+
+    /// Returns the time between two questions about a pair.
+    fn asks_every(&self, slot: &SendSlot) -> Nanos {
         match self.limits {
-            PairLimits::Rates => PERIOD,
-            PairLimits::Guarantees => GUARANTEE_PERIOD,
+            PairLimits::Guarantees if !slot.is_new() => GUARANTEE_PERIOD,
+            PairLimits::Guarantees | PairLimits::Rates => PERIOD,
         }
     }
 
@@ -332,7 +497,7 @@ impl PairTable {
         }
         let begin = |at: usize| {
             if let Some(slot) = self.send.get(at) {
-                slot.begin();
+                slot.begin(BitsPerSecond(vm.first.load(Ordering::Relaxed)));
             }
         };
         let at = vm.claim(SENDER, &self.send_keys, key, begin)?;
@@ -361,14 +526,14 @@ impl PairTable {
     pub fn answered(&self, port: u16, mac: u64, answer: &Answer) -> bool {
         let at = PairKey::new(port, mac).and_then(|key| self.send_keys.find(key.0));
         let slot = at.and_then(|at| self.send.get(at));
-        self.vm(port).is_some() && slot.is_some_and(|slot| slot.answered(answer))
+        self.measured_vm(port).is_some() && slot.is_some_and(|slot| slot.answered(answer))
     }
 
     /// Records a question about the pair of the address `mac` and the VM at `port`. Returns the
-    /// answer, or `None` if the VM is not under limits, the table is full, or the VM's part for the
+    /// answer, or `None` if the VM is not measured, the table is full, or the VM's part for the
     /// pair is not known yet.
     pub fn asked(&self, port: u16, mac: u64, question: &Question) -> Option<Answer> {
-        let vm = self.vm(port)?;
+        let vm = self.measured_vm(port)?;
         let key = PairKey::new(port, mac)?;
         let at = match self.receive_keys.find(key.0) {
             Some(at) => at,
@@ -400,19 +565,59 @@ impl PairTable {
 
     /// Puts the VM at `port` under limits of pairs, or changes its rates.
     pub fn limit(&self, port: u16, rates: VmRates) {
+        self.set_vm(port, rates, true);
+    }
+
+    /// Measures the pairs of the VM at `port` without limits. The VM's rates and those of its pairs
+    /// are in force from [`Self::hold`] on.
+    pub fn measure(&self, port: u16, rates: VmRates) {
+        self.set_vm(port, rates, false);
+    }
+
+    fn set_vm(&self, port: u16, rates: VmRates, limited: bool) {
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
         vm.default.set(rates.default);
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
-        vm.limited.store(true, Ordering::Relaxed);
+        vm.limited.store(limited, Ordering::Relaxed);
+        vm.measured.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the limits of pairs from the VM at `port`. Its pairs keep their slots until
+    /// Sets the rate of each new pair of the VM at `port` until [`Self::set_sender`] sets another.
+    /// The first frame of such a pair brings a question, which reports an unlimited demand.
+    pub fn set_first(&self, port: u16, rate: BitsPerSecond) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.first.store(rate.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts the rates of the VM at `port` into force, if the VM is measured.
+    pub fn hold(&self, port: u16) {
+        if let Some(vm) = self.measured_vm(port) {
+            vm.limited.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes the limits of pairs from the VM at `port`. The VM's pairs are still measured.
+    pub fn release(&self, port: u16) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.limited.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the limits and the measurement of the VM at `port`. Its pairs keep their slots until
     /// [`Self::end_sender`] and [`Self::end_receiver`].
     pub fn unlimit(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
             vm.limited.store(false, Ordering::Relaxed);
+            vm.measured.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the ports of the VMs whose pairs are measured, with or without limits.
+    pub fn measured(&self) -> impl Iterator<Item = u16> + '_ {
+        let ports = (0_u16..).zip(&self.vms);
+        ports.filter(|(_, vm)| vm.measured.load(Ordering::Relaxed)).map(|(port, _)| port)
     }
 
     /// Returns the ports of the VMs under limits of pairs, with the bytes that passed their default

@@ -1,4 +1,4 @@
-//! Decides when a VM that waits for its bucket signals congestion to the senders in the VM.
+//! Decides when a VM or a pair that waits for its bucket signals congestion to the VM's senders.
 //!
 //! # Problem
 //!
@@ -13,6 +13,9 @@
 //! frames do so at CoDel's growing rate until the bucket is half full again. At least
 //! [`SIGNAL_FRAMES`] frames are between two signals.
 //!
+//! The frames of a pair wait in a line ([`super::PairTable::waits`]). The same rule applies to a
+//! pair whose line is never empty for [`INTERVAL`].
+//!
 //! # Departures
 //!
 //! CoDel accepts a short standing queue. This rule does not measure waits, and accepts none that
@@ -22,15 +25,27 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_units::Nanos;
 
-use super::slots::{SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
 use crate::policer::Size;
 
+/// Time between two frames of a pair that signal congestion to the sender.
+pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
+/// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
+/// timeout.
+pub(super) const SIGNAL_FRAMES: u64 = 32;
 /// Time without a pause after which a VM's frames signal congestion (RFC 8289 §4.3).
 const INTERVAL: Nanos = Nanos::from_millis(100);
 /// Smallest frame that signals congestion, in bytes. To lose an acknowledgement slows nobody down.
 const SIGNAL_BYTES: u32 = 600;
 
-/// State of the signals of a VM.
+/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
+pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+    let at = next.load(Ordering::Relaxed);
+    let later = (now + every).0;
+    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// State of the signals of a VM or a pair.
 #[derive(Debug)]
 pub(super) struct Pressure {
     /// Time in ns at which the bucket was last half full.
@@ -53,14 +68,19 @@ impl Pressure {
         }
     }
 
+    /// Notes that no frame waits at the time `now`.
+    pub(super) fn rest(&self, now: Nanos) {
+        self.relaxed.store(now.0, Ordering::Relaxed);
+        self.signals.store(0, Ordering::Relaxed);
+    }
+
     /// Whether a frame that passes should signal congestion. `relaxed` is true if the VM's bucket
     /// was at least half full before the frame.
     pub(super) fn signals(&self, relaxed: bool, size: Size, now: Nanos) -> bool {
         let passed = u64::from(size.frames);
         let passed = self.frames.fetch_add(passed, Ordering::Relaxed).wrapping_add(passed);
         if relaxed {
-            self.relaxed.store(now.0, Ordering::Relaxed);
-            self.signals.store(0, Ordering::Relaxed);
+            self.rest(now);
             return false;
         }
         let since = now.0.saturating_sub(self.relaxed.load(Ordering::Relaxed));

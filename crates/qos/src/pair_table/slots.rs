@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::{PairLimits, PairRef, ReceiveReading, SendReading};
+use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
+use super::{NEW_QUESTIONS, PairLimits, PairRef, ReceiveReading, SendReading};
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
 
@@ -20,16 +21,18 @@ const GUARANTEE_DEPTH_MIN: u64 = 16_384;
 /// Bytes that a full frame of Ethernet takes on a link, with preamble and gap.
 const FULL_FRAME: u64 = 1_538;
 
+/// The frames of a pair that may wait are as long as the bytes that pass in 1/20 s at the bucket's
+/// rate, but at least [`LINE_MIN`].
+const LINES_PER_SECOND: u64 = 20;
+/// Bytes of a pair that may wait at any rate: 20 frames of Ethernet. A TCP connection uses a slow
+/// rate only if more frames than a few may wait.
+const LINE_MIN: u64 = 32_768;
+/// Largest number of bytes of a pair from which on no more frames wait.
+const LINE_MAX: u64 = 1 << 20;
+
 /// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
 /// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
-
-/// Time between two frames of a pair that signal congestion to the sender.
-pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
-/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
-/// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
-/// timeout.
-pub(super) const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +154,24 @@ impl PacedBucket {
         may_spend
     }
 
+    /// Takes tokens for `bytes` of a frame that does not wait behind others. Returns false and
+    /// takes nothing if the debt already exceeds the bucket's depth.
+    pub(super) fn take_ahead(&self, bytes: u32, now: Nanos) -> bool {
+        self.refill(now);
+        let depth = self.depth(self.rate.load(Ordering::Relaxed));
+        let may_take = self.bucket.level() > -depth;
+        if may_take {
+            self.bucket.spend(parts(bytes));
+        }
+        may_take
+    }
+
+    /// Returns the number of waiting bytes from which on no more frames may wait for the bucket.
+    fn line(&self) -> u64 {
+        let rate = self.rate.load(Ordering::Relaxed);
+        (rate / (8 * LINES_PER_SECOND)).clamp(LINE_MIN, LINE_MAX)
+    }
+
     /// Returns the time until the bucket is out of debt, or 0 if the bucket has no rate.
     pub(super) fn debt(&self, now: Nanos) -> Nanos {
         self.refill(now);
@@ -199,13 +220,6 @@ fn parts(bytes: u32) -> i64 {
     i64::from(bytes.min(DEPTH_MAX)).saturating_mul(PARTS_OF_BYTE)
 }
 
-/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
-pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
-    let at = next.load(Ordering::Relaxed);
-    let later = (now + every).0;
-    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-}
-
 /// A pair with its sender on this host.
 #[derive(Debug)]
 pub(super) struct SendSlot {
@@ -214,6 +228,11 @@ pub(super) struct SendSlot {
     bytes: AtomicU64,
     frames: AtomicU64,
     refused: AtomicU64,
+    /// Bytes that wait for the bucket. The callers that make frames wait change the number, so a
+    /// new pair in the slot does not reset it.
+    waiting: AtomicU64,
+    /// Signals of congestion while frames wait.
+    pub(super) pressure: Pressure,
     /// Time in ns at which the next question is due.
     next: AtomicU64,
     /// Time in ns from which a frame may signal congestion.
@@ -239,6 +258,8 @@ impl SendSlot {
             bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            pressure: Pressure::new(),
             next: AtomicU64::new(0),
             signal: AtomicU64::new(0),
             signalled: AtomicU64::new(0),
@@ -249,9 +270,11 @@ impl SendSlot {
         }
     }
 
-    /// Prepares the slot for a new pair.
-    pub(super) fn begin(&self) {
-        self.bucket.set(BitsPerSecond(0));
+    /// Prepares the slot for a new pair, whose bucket has the rate `first`.
+    pub(super) fn begin(&self, first: BitsPerSecond) {
+        let most = BitsPerSecond(u64::MAX);
+        self.tell(first, most, most);
+        self.bucket.set(first);
         self.next.store(0, Ordering::Relaxed);
         self.signal.store(0, Ordering::Relaxed);
         self.signalled.store(self.frames.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -271,6 +294,35 @@ impl SendSlot {
         } else {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether no question is answered yet, although few were asked.
+    pub(super) fn is_new(&self) -> bool {
+        let [number, ..] = &self.answer;
+        number.load(Ordering::Relaxed) & ANSWERED == 0
+            && self.asked.load(Ordering::Relaxed) < NEW_QUESTIONS
+    }
+
+    /// Whether frames wait for the bucket.
+    #[inline]
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a further frame may wait for the bucket. A large segment may exceed the room.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) < self.bucket.line()
+    }
+
+    /// Notes that a frame of `bytes` bytes waits for the bucket.
+    pub(super) fn waits(&self, bytes: u32) {
+        self.waiting.fetch_add(bytes.into(), Ordering::Relaxed);
+    }
+
+    /// Notes that a frame of `bytes` bytes no longer waits for the bucket.
+    pub(super) fn ends_waiting(&self, bytes: u32) {
+        let less = |waiting: u64| Some(waiting.saturating_sub(bytes.into()));
+        let _ = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Whether a question is due. Returns true once in each time `every`.

@@ -35,6 +35,10 @@ struct Record {
     locked: Vec<bool>,
     /// Features that the driver of each port negotiates when the port is attached.
     features: Vec<&'static str>,
+    /// Number of VMs under limits of pairs when the last snapshot came.
+    limited: usize,
+    /// Whether the worker has ended.
+    ended: bool,
 }
 
 #[derive(Clone, Default)]
@@ -109,6 +113,11 @@ impl DataPath for Fake {
     fn swap_snapshot(&self, snapshot: Arc<Snapshot>) -> Result<(), WorkerError> {
         let mut record = lock(&self.0);
         record.calls.push("swap".to_owned());
+        if record.ended {
+            return Err(WorkerError::Gone(WorkerId(0)));
+        }
+        let table = snapshot.ports.iter().flatten().find_map(|port| port.pairs.as_ref());
+        record.limited = table.map_or(0, |table| table.limited().count());
         // No port may be treated by another port's policy. The policy of an attached port exists
         // and does not change.
         for id in record.attached.keys() {

@@ -5,12 +5,15 @@
 //! | `9e50:` | HTB, the root qdisc of a port |
 //! | `9e50:1` | HTB class of the port's rate |
 //! | `9e50:10` + queue number | HTB class of a queue; `9e50:10` is HTB's default class |
-//! | `9e60:` + queue number | qdisc of a queue, or of its frames that are no acknowledgements |
+//! | `9e60:` + queue number | qdisc of a queue, or of its frames that do not pass data |
 //! | `9e70:` + queue number | HTB below the class of a queue with two FIFOs |
 //! | `9e71:1` and `9e71:2` | in queue 1: the classes of acknowledgements and of all other frames |
 //! | `9e80:` + queue number | qdisc of a queue's acknowledgements |
 //! | preference 1, handle 1 at `9e50:` | filter that maps code points to queues |
 //! | preference 1, handle 1 at `9e70:` + queue number | filter that finds acknowledgements |
+//!
+//! The class and qdisc of acknowledgements also have the hosts' questions and answers about pairs
+//! of VMs.
 
 /// Handle of HTB, which is the root qdisc of a port.
 pub(super) const ROOT: u32 = 0x9e50_0000;

@@ -1,5 +1,5 @@
 //! Encodes a map from code point to queue as a classic BPF program, and a program that finds TCP's
-//! pure acknowledgements.
+//! pure acknowledgements and the markers of hosts.
 //!
 //! # Problem
 //!
@@ -18,6 +18,10 @@
 //! compares the length in the IP header with the lengths of the headers, because Ethernet pads
 //! short frames. Fragments and IPv6 packets with extension headers are no acknowledgements.
 //!
+//! Markers are the questions and answers about pairs of VMs that hosts exchange
+//! (`penstock-dataplane`, module `pairs::marker`). The program finds the markers that may pass
+//! data.
+//!
 //! # Cost
 //!
 //! A map's BPF program has at most 38 + 2·63 instructions. The kernel executes the instructions in
@@ -34,6 +38,7 @@ use std::fmt::Write as _;
 
 use super::netlink::word;
 
+const LOAD_WORD: u16 = 0x20;
 const LOAD_HALF: u16 = 0x28;
 const LOAD_BYTE: u16 = 0x30;
 const JUMP: u16 = 0x05;
@@ -56,6 +61,11 @@ const TCP: u32 = 6;
 /// Flags that a pure acknowledgement has or lacks: URG, ACK, RST, SYN and FIN.
 const FLAGS: u32 = 0x37;
 const ACK: u32 = 0x10;
+
+/// Ethernet type of a marker, and the first bytes behind it.
+const MARKER: (u32, u32) = (0x88b5, 0x5065_6e31);
+/// Flag of a marker that may pass data, six bytes behind the Ethernet type.
+const AHEAD: u32 = 1;
 
 const TAGS_MAX: u32 = 2;
 
@@ -174,8 +184,21 @@ const fn acks_of_ipv6(at: u32, class: u32) -> [Instruction; 16] {
     ]
 }
 
-/// Returns the BPF program that returns `class` for TCP's pure acknowledgements, and 0 for all
-/// other frames.
+/// Returns the instructions for a marker behind the offset `at`, as [`acks_of_ipv4`] does for IPv4.
+const fn markers(at: u32, class: u32) -> [Instruction; 7] {
+    [
+        unless_equal(MARKER.0, 6),
+        plain(LOAD_WORD, at),
+        unless_equal(MARKER.1, 3),
+        plain(LOAD_HALF, at + 6),
+        unless_equal(AHEAD, 1),
+        plain(RETURN, class),
+        plain(RETURN, 0),
+    ]
+}
+
+/// Returns the BPF program that returns `class` for TCP's pure acknowledgements and for markers
+/// that may pass data, and 0 for all other frames.
 pub(super) fn acks(class: u32) -> Vec<Instruction> {
     let mut all = Vec::new();
     for tags in 0..=TAGS_MAX {
@@ -183,6 +206,7 @@ pub(super) fn acks(class: u32) -> Vec<Instruction> {
         all.push(plain(LOAD_HALF, at - 2));
         all.extend(acks_of_ipv4(at, class));
         all.extend(acks_of_ipv6(at, class));
+        all.extend(markers(at, class));
         if tags < TAGS_MAX {
             all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
         }
@@ -280,8 +304,12 @@ mod tests {
                 LOAD_STORED => a = stored,
                 JUMP_ANY_BIT => at += usize::from(if a & k == 0 { jf } else { jt }),
                 JUMP_EQUAL_X => at += usize::from(if a == x { jt } else { jf }),
-                LOAD_BYTE | LOAD_HALF => {
-                    let long = if code == LOAD_BYTE { 1 } else { 2 };
+                LOAD_BYTE | LOAD_HALF | LOAD_WORD => {
+                    let long = match code {
+                        LOAD_BYTE => 1,
+                        LOAD_HALF => 2,
+                        _ => 4,
+                    };
                     // A load beyond the end of the frame terminates the program with 0.
                     let Some(bytes) = frame.get(from..from + long) else { return 0 };
                     a = bytes.iter().fold(0, |a, b| a << 8 | u32::from(*b));
@@ -414,6 +442,36 @@ mod tests {
         let mut arp = whole.clone();
         arp[12..14].copy_from_slice(&[0x08, 0x06]);
         assert_eq!(run(&program, &arp), 0);
+    }
+
+    #[test]
+    fn markers_of_hosts_are_found_if_they_may_pass_data() {
+        let program = acks(CLASS);
+        // The test of penstock-dataplane's `pairs::marker` has the same bytes.
+        let marker = |tags: &[u16]| {
+            let mut bytes = vec![2; 12];
+            for tag in tags {
+                bytes.extend(tag.to_be_bytes());
+                bytes.extend([0, 7]);
+            }
+            bytes.extend([0x88, 0xb5, 0x50, 0x65, 0x6e, 0x31, 1, 1, 0, 1]);
+            bytes.extend([0; 44]);
+            bytes
+        };
+        let tags: [&[u16]; 4] = [&[], &[0x8100], &[0x88a8, 0x8100], &[0x8100, 0x88a8]];
+        for tags in tags {
+            assert_eq!(run(&program, &marker(tags)), CLASS, "{tags:x?}");
+        }
+        assert_eq!(run(&program, &marker(&[0x8100; 3])), 0);
+        let whole = marker(&[]);
+        assert_eq!(whole.len(), 66);
+        // Another type or experiment, and a marker that must stay behind data.
+        for (at, value) in [(13, 0xb6), (14, 0x51), (17, 0), (20, 1), (21, 0)] {
+            let mut other = whole.clone();
+            other[at] = value;
+            assert_eq!(run(&program, &other), 0, "byte {at}");
+        }
+        assert!((0..22).all(|short| run(&program, &whole[..short]) == 0));
     }
 
     #[test]

@@ -1,6 +1,10 @@
-//! These tests check that TCP's pure acknowledgements do not wait behind data of their queue.
+//! These tests check that TCP's pure acknowledgements, and questions about pairs of VMs, do not
+//! wait behind data of their queue.
+
+use penstock_qos::pair_table::Question;
 
 use super::*;
+use crate::pairs::marker;
 
 /// Returns a TCP segment with `data` bytes of data, which contains the number of its sending port,
 /// a frame number and the DSCP of its sending port.
@@ -13,8 +17,12 @@ fn segment(port: u16, number: u32, data: u16) -> Vec<u8> {
 }
 
 fn come(bench: &mut Bench, port: u16, number: u32, data: u16) {
+    offer(bench, port, &segment(port, number, data));
+}
+
+fn offer(bench: &mut Bench, port: u16, bytes: &[u8]) {
     let mut batch = Batch::new();
-    batch.push(&segment(port, number, data), Offload::NONE).expect("one frame fits");
+    batch.push(bytes, Offload::NONE).expect("one frame fits");
     let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
     put(&mut bench.queue, memory, &batch, port, bench.now);
 }
@@ -49,6 +57,20 @@ fn acknowledgements_pass_data_in_a_queue_and_in_a_lane() {
         come(&mut bench, port, 4, 1);
         come(&mut bench, port, 5, 0);
         assert_eq!(leave(&mut bench), [3, 5, 0, 1, 2, 4], "port {port}");
+    }
+}
+
+#[test]
+fn a_question_passes_data_unless_it_counts_the_frames_before_it() {
+    for (ahead, order) in [(true, [2, 0, 1, 3]), (false, [0, 1, 2, 3])] {
+        // Port 4 has a lane of queue 0.
+        let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false, true);
+        come(&mut bench, 4, 0, 800);
+        come(&mut bench, 4, 1, 800);
+        let question = marker::question(&segment(4, 2, 0), &Question::default(), ahead);
+        offer(&mut bench, 4, &question.expect("it has addresses"));
+        come(&mut bench, 4, 3, 800);
+        assert_eq!(leave(&mut bench), order, "ahead: {ahead}");
     }
 }
 

@@ -32,6 +32,7 @@ fn terms(code_points: &[(&str, u8)], weights: &[u32], map: &[(u8, u8)]) -> Fabri
     FabricTerms {
         code_points: code_points.iter().map(|(name, dscp)| ((*name).to_owned(), *dscp)).collect(),
         held: BTreeMap::new(),
+        measured: BTreeMap::new(),
         weights: weights.to_vec(),
         map: map.iter().copied().collect(),
     }
@@ -299,13 +300,14 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     // One of red's ports may use what the other does not use.
     let (vm, far) = (ids[0], 0x5254_0000_0099);
     let size = Size { bytes: 1_250, frames: 1 };
-    assert_eq!(table.send(vm, far, size, Nanos::from_millis(60)), Sending::Pass);
-    period();
-    let Sending::Ask(slot) = table.send(vm, far, size, Nanos::from_millis(110)) else {
-        panic!("no question")
+    let ask = |ms| match table.send(vm, far, size, Nanos::from_millis(ms)) {
+        Sending::Ask(slot) => table.question(slot).unwrap(),
+        other => panic!("{other:?}"),
     };
-    let question = table.question(slot).unwrap();
-    assert_eq!((question.rate.0, question.part.0), (20_000_000, 20_000_000));
+    assert_eq!(ask(60).rate.0, 10_200_000, "half of the guarantee, and the headroom of a bucket");
+    period();
+    let question = ask(110);
+    assert_eq!((question.rate.0, question.part.0), (10_000_000, 20_000_000));
     // The answer limits the pair, and leaves the other port alone.
     let answer = Answer {
         number: question.number,
@@ -319,7 +321,7 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     period();
     let use_now = host.pair_use();
     assert_eq!((use_now.sending, use_now.rate), (1, 5_000_000));
-    // A limit in the configuration takes precedence, and a tenant with a queue has no limits.
+    // A limit in the configuration takes precedence.
     let own = "vlans = [100, 101]\nreceive = { rate = \"90M\" }\n";
     std::fs::write(&file.0, text.replace("vlans = [100, 101]\n", own)).unwrap();
     host.reload().unwrap();
@@ -329,10 +331,90 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     host.reload().unwrap();
     period();
     assert_eq!(limited(), ids);
-    host.set_fabric(&FabricTerms { held: plan.held, ..terms(&[("red", 8)], &[1, 3], &[(8, 1)]) })
-        .unwrap();
+    // A tenant with a queue has limits while queues change hands, and none later.
+    let queue = terms(&[("red", 8)], &[1, 3], &[(8, 1)]);
+    host.set_fabric(&FabricTerms { held: plan.held.clone(), ..queue.clone() }).unwrap();
     period();
-    assert!(limited().is_empty());
+    assert_eq!(limited(), ids);
+    host.set_fabric(&FabricTerms { measured: plan.held, ..queue.clone() }).unwrap();
+    assert!(limited().is_empty(), "without a period");
+    period();
+    assert_eq!((limited(), table.measured().collect::<Vec<_>>()), (vec![], ids));
+    assert_eq!(host.pair_use().guaranteed, 0, "no limit is in force");
+    // Without guarantees, no pair is measured.
+    host.set_fabric(&queue).unwrap();
+    period();
+    assert_eq!(table.measured().count(), 0);
+}
+
+/// Sends `count` frames of the VM at port `vm` at the time `now`. Another host answers that the
+/// pair may have 5 Mbit/s. Returns how many frames pass.
+fn passing(table: &PairTable, vm: u16, count: u32, now: Nanos) -> u32 {
+    const FAR: u64 = 0x5254_0000_0099;
+    let mut passing = 0;
+    for _ in 0..count {
+        match table.send(vm, FAR, Size { bytes: 1_250, frames: 1 }, now) {
+            Sending::Wait(_) | Sending::Refuse => continue,
+            Sending::Ask(slot) => {
+                let question = table.question(slot).unwrap();
+                let answer = Answer {
+                    number: question.number,
+                    epoch: question.epoch,
+                    sent: question.sent,
+                    receive_epoch: 1,
+                    part: BitsPerSecond(5_000_000),
+                    ..Answer::default()
+                };
+                assert!(table.answered(vm, FAR, &answer));
+            }
+            Sending::Free | Sending::Pass | Sending::Signal(_) => {}
+        }
+        passing += 1;
+    }
+    passing
+}
+
+#[test]
+fn who_loses_its_queue_has_its_pairs_limits_with_the_plan_and_loses_them_with_a_plan() {
+    let file = TempFile::new("fabric-loses-queue", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    let table = fake.snapshot().ports.iter().flatten().find_map(|port| port.pairs.clone()).unwrap();
+    let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille: 1_000 };
+    let red = BTreeMap::from([("red".to_owned(), held)]);
+    let queue = terms(&[("red", 8)], &[1, 3], &[(8, 1)]);
+    let alone = FabricTerms { measured: red.clone(), ..queue.clone() };
+    let mut now = Nanos::ZERO;
+    let mut period = || {
+        now += PERIOD;
+        host.allocate_rates(now);
+        now
+    };
+    host.set_fabric(&alone).unwrap();
+    let at = period();
+    assert_eq!(passing(&table, 0, 1, at), 1);
+    // 2,000 frames in 50 ms are 400 Mbit/s, and all pass.
+    for _ in 0..5 {
+        let at = period();
+        assert_eq!(passing(&table, 0, 2_000, at), 2_000);
+    }
+    let at = period();
+    assert_eq!(host.pair_use().rate, 0, "no limit is in force");
+    // The limit is in force while red still has its queue, and when it shares queue 0. The bucket
+    // holds 31,875 bytes.
+    let limited = FabricTerms { held: red.clone(), ..queue };
+    let shared = FabricTerms { held: red, ..terms(&[], &[], &[]) };
+    for (plan, seconds) in [(&limited, 1), (&shared, 2)] {
+        host.set_fabric(plan).unwrap();
+        assert_eq!(lock(&fake.0).limited, 2, "both ports, before the mark changes");
+        let at = at + Nanos::from_secs(seconds);
+        assert_eq!(passing(&table, 0, 2_000, at), 26, "without a period");
+        host.set_fabric(&alone).unwrap();
+        assert_eq!(passing(&table, 0, 2_000, at), 2_000, "without a period");
+    }
+    // A plan that the host cannot apply changes nothing.
+    lock(&fake.0).ended = true;
+    host.set_fabric(&shared).unwrap_err();
+    assert_eq!(passing(&table, 0, 2_000, at + Nanos::from_secs(3)), 2_000);
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! Frames of an output that wait for the limits of their pairs of VMs before they join its queue
+//! ([`super::super::pair_lines`]).
+
+use std::sync::Arc;
+
+use penstock_qos::pair_table::{PairLimits, PairTable};
+use penstock_units::Nanos;
+
+use super::super::line::Line;
+use super::super::pair_lines::{PairLines, Released};
+use super::super::{Memory, Source};
+use super::{OutputQueue, Refused};
+use crate::batch::{BATCH_FRAMES, Batch};
+use crate::drop::DropReason;
+use crate::ingress_policer::on_wire;
+
+/// Maximum number of frames that join the queue in one turn. A turn of the worker must be short
+/// even if the limits of many pairs end at once.
+const RELEASED_MAX: usize = 4 * BATCH_FRAMES;
+
+impl OutputQueue {
+    /// Lets frames wait for the limits of the pairs in `table`, if the output has queues by class.
+    /// Other outputs make no frame wait for its pair. Calls `lost` with the source of each frame
+    /// that waits for a pair of another table.
+    pub(crate) fn set_pairs(
+        &mut self,
+        memory: &mut Memory<'_>,
+        table: Option<&Arc<PairTable>>,
+        ports: usize,
+        mut lost: impl FnMut(u16),
+    ) {
+        let limits = |table: &&Arc<PairTable>| table.limits() == PairLimits::Guarantees;
+        let table = table.filter(limits).filter(|_| matches!(self.line, Line::Wfq(_)));
+        let same = match (table, self.pair_lines.as_deref()) {
+            (Some(table), Some(lines)) => lines.is_of(table),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            self.clear_delayed(memory, &mut lost);
+            self.pair_lines = table.map(|table| Box::new(PairLines::new(table, ports)));
+        }
+    }
+
+    /// Makes frame `i` of `batch` wait for the limit of the pair in the slot `slot` of `table`.
+    /// Returns whether the output must be looked at earlier than before.
+    ///
+    /// # Errors
+    /// Returns [`Refused`] if the frame cannot wait.
+    pub(crate) fn delay(
+        &mut self,
+        memory: &mut Memory<'_>,
+        (batch, i): (&Batch, usize),
+        source: &Source,
+        (table, slot): (&Arc<PairTable>, usize),
+        now: Nanos,
+    ) -> Result<bool, Refused> {
+        let (size, len) = (on_wire(batch, i), batch.at(i).len);
+        let has_room = |lines: &PairLines| {
+            lines.is_of(table) && lines.has_room(source.port, len, memory.free_bytes())
+        };
+        if !self.pair_lines.as_deref().is_some_and(has_room) {
+            return Err(Refused::Full);
+        }
+        let class = self.line.class_of(batch.head(i), source, now);
+        let frame = self.store(memory, (batch, i), (source, class), size)?;
+        let lines = self.pair_lines.as_deref_mut();
+        let pushed = lines.and_then(|lines| lines.push(slot, frame, source.tenant, now));
+        if pushed.is_none() {
+            memory.release(&frame);
+        }
+        pushed.ok_or(Refused::Full)
+    }
+
+    /// Moves the frames that may leave the lines of their pairs to the output's queue.
+    pub(super) fn release_delayed(
+        &mut self,
+        memory: &mut Memory<'_>,
+        now: Nanos,
+        lost: &mut impl FnMut(u16, DropReason),
+    ) {
+        let most = self.terms.bound.wait;
+        for _ in 0..RELEASED_MAX {
+            let released = self.pair_lines.as_deref_mut().and_then(|lines| lines.next(now, most));
+            let Some(Released { frame, tenant, late }) = released else { return };
+            if late {
+                memory.release(&frame);
+                lost(frame.source, DropReason::QueueLate);
+                continue;
+            }
+            if self.is_idle() {
+                self.pacer.was_empty(now);
+            }
+            let lanes = self.line.lanes_mut();
+            if !lanes.is_some_and(|lanes| lanes.push_late(frame, tenant.checked_sub(1), now)) {
+                memory.release(&frame);
+                lost(frame.source, DropReason::QueueFull);
+            }
+        }
+    }
+
+    /// Removes all frames that wait for the limits of their pairs. Calls `lost` with the source of
+    /// each frame.
+    pub(super) fn clear_delayed(&mut self, memory: &mut Memory<'_>, lost: &mut impl FnMut(u16)) {
+        while let Some(frame) = self.pair_lines.as_deref_mut().and_then(PairLines::pop) {
+            memory.release(&frame);
+            lost(frame.source);
+        }
+    }
+}

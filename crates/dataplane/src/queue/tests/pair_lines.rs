@@ -1,0 +1,260 @@
+//! These tests check that frames above the limits of their pairs of VMs wait in lines of their own.
+
+use penstock_qos::pair_table::{Delayed, PAIRS_OF_VM_MAX, PairLimits, PairTable, Sending, VmRates};
+use penstock_qos::policer::{RATE_MAX, Size};
+
+use super::*;
+use crate::ingress_policer::on_wire;
+
+const MBIT: u64 = 1_000_000;
+const FAR: u64 = 0x0200_0000_0007;
+
+/// What becomes of a new frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Passes,
+    Waits,
+    Refused,
+}
+
+/// An output with pairs of VMs.
+struct Uplink {
+    queue: OutputQueue,
+    store: FrameStore,
+    table: Arc<PairTable>,
+    now: Nanos,
+    /// Frames that were dropped while they waited.
+    lost: Vec<(u16, DropReason)>,
+}
+
+impl Uplink {
+    fn new(cells: usize) -> Self {
+        let table = Arc::new(PairTable::with_limits(8, 3, PairLimits::Guarantees));
+        let rates = VmRates { default: RATE_MAX, send: RATE_MAX, receive: RATE_MAX };
+        (0..8).for_each(|port| table.limit(port, rates));
+        let pacing = Pacing::Link(BitsPerSecond(10_000 * MBIT));
+        let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
+        let order = Order::Wfq;
+        let terms = QueueTerms { held_bytes: 262_144, pacing, bound, frames: 1_024, order };
+        let (mut queue, mut store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(cells));
+        queue.change(pacing, None, classes([1; 4], false), Nanos(1));
+        let memory = &mut Memory::of(&mut store, &mut []);
+        queue.set_pairs(memory, Some(&table), 8, |_| unreachable!("no frame waits yet"));
+        Self { queue, store, table, now: Nanos::from_secs(1), lost: Vec::new() }
+    }
+
+    /// Limits the pair of a port and an address to `rate` bits per second.
+    fn limit(&self, port: u16, mac: u64, rate: u64) {
+        self.table.send(port, mac, Size { bytes: 60, frames: 1 }, Nanos(1));
+        let rate = BitsPerSecond(rate);
+        for read in self.table.sending() {
+            let key = read.pair.key;
+            if (key.port(), key.mac()) == (port, mac) {
+                self.table.set_sender(read.pair, rate, (rate, rate, rate));
+            }
+        }
+    }
+
+    fn offer(&mut self, (port, mac): (u16, u64), number: u32, len: usize) -> Fate {
+        let mut batch = Batch::new();
+        batch.push(&frame(port, number, len), Offload::NONE).expect("one frame fits");
+        let memory = &mut Memory::of(&mut self.store, &mut []);
+        let (from, now, size) = (source(port), self.now, on_wire(&batch, 0));
+        match self.table.send(port, mac, size, now) {
+            Sending::Refuse => Fate::Refused,
+            Sending::Wait(Delayed { slot, .. }) => {
+                let pair = (&self.table, slot);
+                if self.queue.delay(memory, (&batch, 0), &from, pair, now).is_ok() {
+                    return Fate::Waits;
+                }
+                self.table.refuse(slot, size);
+                Fate::Refused
+            }
+            Sending::Free | Sending::Pass | Sending::Ask(_) | Sending::Signal(_) => {
+                let lost = &mut |_, _| unreachable!("no other frame makes room");
+                self.queue.push(memory, (&batch, 0), &from, now, lost).expect("there is room");
+                Fate::Passes
+            }
+        }
+    }
+
+    /// Offers `count` frames of 1,000 bytes. Returns how many pass, wait and are refused.
+    fn offer_all(&mut self, pair: (u16, u64), count: u32) -> [usize; 3] {
+        let fates: Vec<Fate> = (0..count).map(|number| self.offer(pair, number, 1_000)).collect();
+        [Fate::Passes, Fate::Waits, Fate::Refused]
+            .map(|fate| fates.iter().filter(|other| **other == fate).count())
+    }
+
+    /// Lets time pass, and returns the ports and numbers of the frames that leave then.
+    fn go(&mut self, nanos: u64) -> Vec<(u16, u32)> {
+        self.now += Nanos(nanos);
+        let mut left = Vec::new();
+        loop {
+            let mut batch = Batch::new();
+            let (before, lost) = (self.lost.len(), &mut self.lost);
+            let memory = &mut Memory::of(&mut self.store, &mut []);
+            self.queue.load(memory, &mut batch, (1, 32), self.now, &mut |port, why| {
+                lost.push((port, why));
+            });
+            for i in 0..batch.len() {
+                let mut bytes = Vec::new();
+                batch.copy_out(i, &mut bytes);
+                let number = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
+                left.push((u16::from_be_bytes([bytes[0], bytes[1]]), number));
+            }
+            self.queue.sent(memory);
+            if batch.is_empty() && self.lost.len() == before {
+                return left;
+            }
+        }
+    }
+
+    /// Lets `millis` ms pass, and returns the frames that leave.
+    fn go_on(&mut self, millis: u64) -> Vec<(u16, u32)> {
+        (0..millis).flat_map(|_| self.go(1_000_000)).collect()
+    }
+}
+
+#[test]
+fn frames_above_a_pairs_limit_leave_in_order_and_other_pairs_do_not_wait() {
+    let mut uplink = Uplink::new(256);
+    uplink.limit(1, FAR, MBIT);
+    uplink.limit(1, FAR + 1, MBIT);
+    // The bucket has 16,384 bytes.
+    assert_eq!(uplink.offer_all((1, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    assert_eq!(uplink.offer_all((1, FAR + 1), 10), [10, 0, 0], "another pair of the VM");
+    assert_eq!(uplink.go_on(1).len(), 10);
+    assert_eq!(uplink.queue.len(), 23);
+    let due = |uplink: &mut Uplink| {
+        let memory = &mut Memory::of(&mut uplink.store, &mut []);
+        uplink.queue.due(memory, uplink.now, &mut |_| unreachable!("no frame is late"))
+    };
+    assert!(due(&mut uplink).is_some_and(|at| at > uplink.now));
+    let mut left = Vec::new();
+    for millis in 3..=190_usize {
+        left.extend(uplink.go(1_000_000));
+        // 616 bytes were owed. A frame has 1,000 bytes, and leaves when nothing is owed.
+        let paid = (millis * 125 + 999).saturating_sub(616) / 1_000;
+        assert_eq!(left.len(), paid.min(23), "{millis} ms");
+    }
+    assert!(left.iter().map(|(_, number)| *number).eq(17..40), "{left:?}");
+    assert_eq!((due(&mut uplink), uplink.lost.len()), (None, 0));
+    assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+}
+
+#[test]
+fn a_vm_with_many_lines_leaves_room_for_others() {
+    let mut uplink = Uplink::new(1_000);
+    let mut waiting = 0;
+    for mac in 0..u64::from(PAIRS_OF_VM_MAX) {
+        uplink.limit(1, FAR + mac, 8_000);
+        let [passed, waits, _] = uplink.offer_all((1, FAR + mac), 60);
+        waiting += waits;
+        assert_eq!(uplink.go(20_000).len(), passed);
+    }
+    assert!((300..=334).contains(&waiting), "a third of the memory: {waiting}");
+    uplink.limit(2, FAR, MBIT);
+    assert_eq!(uplink.offer_all((2, FAR), 60), [17, 33, 10]);
+    uplink.go(20_000);
+    // Frames that wait too long are dropped, and none is forgotten.
+    let left = uplink.go_on(1_500).len();
+    assert_eq!(left + uplink.lost.len(), waiting + 33);
+    assert!(uplink.lost.iter().all(|lost| *lost == (1, DropReason::QueueLate)));
+    assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+    // The lines have room again, in the table as well.
+    uplink.limit(1, FAR, MBIT);
+    uplink.go_on(1_000);
+    assert_eq!(uplink.offer_all((1, FAR), 40), [17, 23, 0]);
+}
+
+#[test]
+fn what_waits_is_lost_with_the_queue_or_the_pairs_and_nothing_else() {
+    for clears in [true, false] {
+        let mut uplink = Uplink::new(256);
+        uplink.limit(1, FAR, MBIT);
+        uplink.offer_all((1, FAR), 40);
+        assert_eq!(uplink.go_on(1).len(), 17);
+        let (mut lost, now) = (Vec::new(), uplink.now);
+        let memory = &mut Memory::of(&mut uplink.store, &mut []);
+        if clears {
+            uplink.queue.clear(memory, now, |port| lost.push(port));
+        } else {
+            uplink.queue.set_pairs(memory, None, 8, |port| lost.push(port));
+        }
+        assert_eq!(lost, [1; 23]);
+        assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+        uplink.now += Nanos::from_millis(10);
+        assert_eq!(uplink.offer((1, FAR), 40, 1_000), Fate::Passes, "no frame waits before it");
+    }
+}
+
+#[test]
+fn frames_of_a_pair_do_not_wait_at_outputs_of_another_order() {
+    let mut uplink = Uplink::new(64);
+    uplink.queue = OutputQueue::new(terms(Order::Fifo, Excess::Drop), 8, 8);
+    let memory = &mut Memory::of(&mut uplink.store, &mut []);
+    uplink.queue.set_pairs(memory, Some(&uplink.table), 8, |_| {});
+    uplink.limit(1, FAR, MBIT);
+    let [_, waits, refused] = uplink.offer_all((1, FAR), 20);
+    assert_eq!((waits, refused), (0, 3));
+    let read = uplink.table.sending().next().expect("the pair");
+    assert_eq!(read.refused, 3);
+}
+
+#[test]
+fn frames_that_waited_join_the_queues_of_the_present_classes() {
+    let mut uplink = Uplink::new(256);
+    uplink.limit(4, FAR, MBIT);
+    assert_eq!(uplink.offer_all((4, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    // Port 4 now has a lane of its own.
+    let pacing = uplink.queue.terms().pacing;
+    uplink.queue.change(pacing, None, classes([1; 4], true), uplink.now);
+    assert_eq!(uplink.go_on(300).len(), 23);
+    let lanes = uplink.queue.lane_counters().expect("queues by class");
+    assert_eq!([0, 4].map(|lane| lanes.read(lane).frames), [17, 23]);
+}
+
+proptest! {
+    #[test]
+    fn no_pair_exceeds_its_limit_or_changes_the_order_of_its_frames(
+        steps in proptest::collection::vec((0..6_u16, 60..3_000_usize, 0..4_000_000_u64), 1..200),
+        rates in proptest::array::uniform6(1..40_u64),
+    ) {
+        let mut uplink = Uplink::new(2_000);
+        let pair = |number: u16| (1 + number % 3, FAR + u64::from(number));
+        let pairs: Vec<(u16, u64)> = (0..6).map(pair).collect();
+        for (pair, rate) in pairs.iter().zip(rates) {
+            uplink.limit(pair.0, pair.1, rate * MBIT / 4);
+        }
+        let (mut sent, mut taken, begin) = (BTreeMap::new(), [0; 6], uplink.now);
+        let mut left = Vec::new();
+        for (number, (pair, len, pause)) in (0_u32..).zip(&steps) {
+            let fate = uplink.offer(pairs[usize::from(*pair)], number, *len);
+            if fate != Fate::Refused {
+                sent.insert(number, (usize::from(*pair), *len));
+            }
+            let now = uplink.now + Nanos(*pause);
+            left.extend(uplink.go(*pause).into_iter().map(|(_, number)| (number, now)));
+        }
+        for _ in 0..1_200 {
+            let now = uplink.now + Nanos::from_millis(1);
+            left.extend(uplink.go(1_000_000).into_iter().map(|(_, number)| (number, now)));
+        }
+        prop_assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+        prop_assert_eq!(left.len() + uplink.lost.len(), sent.len());
+        let mut last = [None; 6];
+        for (number, at) in left {
+            let (pair, len) = sent[&number];
+            prop_assert!(last[pair].replace(number) < Some(number));
+            taken[pair] += len as u64;
+            let rate = rates[pair] * MBIT / 4;
+            let time = at.0 - begin.0;
+            // The bucket's depth, and one frame beyond it.
+            let burst = (rate / 160).max(16_384) + 3_000;
+            let most = burst + rate * time / 8_000_000_000;
+            prop_assert!(taken[pair] <= most, "{} of {}", taken[pair], most);
+        }
+    }
+}

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //!
-//! When a leader dies, its lease lasts for some seconds, and meanwhile no controller leads. An agent
-//! that calls the controllers again and again would load them. An agent that waits long between its
-//! calls would find the new leader late.
+//! When a leader dies, its lease lasts for some seconds, and meanwhile no controller leads. An
+//! agent that calls the controllers again and again would load them. An agent that waits long
+//! between its calls would find the new leader late.
 //!
 //! # Approach
 //!

@@ -65,6 +65,10 @@ impl Known for Two {
     fn is_host(&self, name: &str) -> bool {
         [HOST, OTHER].contains(&name)
     }
+
+    fn count(&self) -> usize {
+        2
+    }
 }
 
 /// Runs the target on one input.

@@ -508,7 +508,8 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// Updates the scores and usage of all tenants at the end of an interval.
+    /// Updates the scores and usage of all tenants at the end of an interval. If a host of a tenant
+    /// sent no report, the score of the tenant does not fall.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
@@ -521,10 +522,16 @@ impl Fabric {
                 of_tenant.entry(*slot).or_default().push(HostUsage { vms, sent, received });
             }
         }
+        let all_heard = usage.len() >= self.topology().servers();
         for (slot, tenant) in self.datacenter.tenants() {
             let hosts = of_tenant.remove(&slot).unwrap_or_default();
             let hose = &tenant.request.hose;
-            self.scores.entry(slot).or_default().follow(score(hose, &hosts));
+            let smoothed = self.scores.entry(slot).or_default();
+            // A host that is silent may still forward the tenant's traffic.
+            let mut servers = tenant.placement.entry.slots.iter().map(|(server, _)| server);
+            let heard = all_heard || servers.all(|server| usage.contains_key(server));
+            let least = if heard { 0 } else { smoothed.get() };
+            smoothed.follow(score(hose, &hosts).max(least));
             let sum = |of: fn(&HostUsage) -> u64| hosts.iter().map(of).sum::<u64>();
             let measured = Measured {
                 sent: sum(|host| host.sent.0),

@@ -41,7 +41,8 @@
 //! # Departures
 //!
 //! QShare uses the usage factor of the last control interval alone. [`Smoothed`] halves the weight
-//! of each earlier interval. A host without a report counts as a host without traffic.
+//! of each earlier interval. A host without a report counts as a host without traffic, but the
+//! controller does not lower a tenant's score in an interval without a report of a tenant's host.
 //!
 //! If a host has all VMs of a tenant (m = N), the tenant has no network traffic and the usage is 0.
 //! Eq. (1) of QShare would divide by 0 for a host that has all VMs of a tenant. If a tenant's VMs

@@ -9,7 +9,7 @@
 //! # Approach
 //!
 //! - The agent calls its configured controllers one after the other. The agent follows redirections
-//!   to the leader. After each round of calls without success, the agent waits longer.
+//!   to the leader. After each round of calls without success, the agent waits longer (`calls`).
 //! - The agent stores the last plan in a file. After a restart, the agent applies the stored plan
 //!   before it has found a controller.
 //! - Every plan has a stamp with a term and a number ([`crate::stamp`]). If the agent has seen a
@@ -49,6 +49,7 @@ use crate::Stamp;
 use crate::hosts::HostPlan;
 use crate::saved::{Keeper, Saved, SavedPlan};
 
+mod calls;
 mod endpoint;
 mod meter;
 mod retry;
@@ -60,11 +61,9 @@ pub use meter::Carried;
 pub use settings::{AgentSettings, AgentTls, SettingsError};
 pub use state::{AgentState, Counts, STALE_AFTER};
 
+use calls::{Answer, Calls};
 use retry::Retry;
 use session::{End, Ended};
-
-/// Number of redirections that the agent follows before it calls its known controllers again.
-const HOPS_MAX: u32 = 3;
 
 /// Interface of an agent to the switch of its host.
 ///
@@ -99,7 +98,7 @@ pub struct Agent {
     /// Plan that was stored before a restart. The value is `None` after the agent has applied the
     /// stored plan or received another plan.
     pending: Option<HostPlan>,
-    retry: Retry,
+    calls: Calls,
 }
 
 impl Agent {
@@ -112,8 +111,9 @@ impl Agent {
         let saved = Keeper::new(Saved::new(&settings.host, &settings.plan_file));
         let (state, _) = watch::channel(AgentState::new(settings.interval));
         let retry = Retry::new(settings.pause, retry::seed());
+        let calls = Calls::new(settings.endpoints.clone(), retry);
         let (has, pending) = (Stamp::default(), None);
-        Ok(Self { settings, side, saved, state, has, pending, retry })
+        Ok(Self { settings, side, saved, state, has, pending, calls })
     }
 
     /// Returns a watch channel that is notified of every change of the agent's state.
@@ -190,42 +190,30 @@ impl Agent {
     }
 
     async fn sessions(&mut self, stop: &mut watch::Receiver<bool>) {
-        let (mut at, mut hops) = (0, 0);
-        let mut sent_to: Option<String> = None;
         while !*stop.borrow() {
             self.do_pending().await;
-            let endpoints = &self.settings.endpoints;
-            let address = sent_to.take().unwrap_or_else(|| endpoints[at].clone());
-            let Ended { how, served } = self.session(&address, stop).await;
+            let (call, began) = (self.calls.next(), Instant::now());
+            let Ended { how, served } = self.session(&call, stop).await;
             self.state.send_modify(|state| state.connected = None);
-            if served {
-                self.retry.reset();
-                hops = 0;
-            }
-            let next = (at + 1) % self.settings.endpoints.len();
-            let pause = match how {
+            let answer = match &how {
                 End::Stopped => return,
-                End::Elsewhere(leader) if hops < HOPS_MAX && self.may_follow(&leader) => {
-                    hops += 1;
-                    sent_to = Some(leader);
-                    self.retry.spread()
-                }
-                End::Elsewhere(leader) => {
+                End::Elsewhere(leader) if self.may_follow(leader) => Answer::Leader(leader.clone()),
+                End::Elsewhere(_) => Answer::NoLeader,
+                End::Problem(_) => Answer::Failed,
+            };
+            let address = call.address.clone();
+            let pause = self.calls.end(call, answer, served, began.elapsed());
+            match how {
+                End::Elsewhere(leader) if !self.calls.follows() => {
                     let known = match leader.as_str() {
                         "" => "and knows no leader".to_owned(),
                         leader => format!("and reports {leader} as leader"),
                     };
                     self.problem(format!("controller {address} does not lead {known}"));
-                    (at, hops) = (next, 0);
-                    self.retry.next()
                 }
-                End::Problem(problem) => {
-                    self.problem(format!("controller {address}: {problem}"));
-                    (at, hops) = (next, 0);
-                    // No controller of this round accepted a session.
-                    if next == 0 && !served { self.retry.next() } else { self.retry.spread() }
-                }
-            };
+                End::Problem(problem) => self.problem(format!("controller {address}: {problem}")),
+                End::Elsewhere(_) | End::Stopped => {}
+            }
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stopped(stop) => {}

@@ -7,8 +7,10 @@
 //!
 //! # Approach
 //!
-//! The pauses between two rounds of calls double from round to round, up to a limit. Half of each
-//! pause is random, so that the attempts of many agents spread over time.
+//! - The pauses between two rounds of calls double from round to round, up to a limit. Half of each
+//!   pause is random, so that the attempts of many agents spread over time.
+//! - The first pause after the end of a session is random within the time that the last controller
+//!   named. The controller names a longer time in a larger fabric.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -20,6 +22,8 @@ pub(super) struct Retry {
     least: Duration,
     most: Duration,
     current: Duration,
+    /// Time over which all agents of the fabric spread their calls after the end of a session.
+    scatter: Duration,
     random: u64,
 }
 
@@ -30,16 +34,30 @@ pub(super) fn seed() -> u64 {
 
 impl Retry {
     pub(super) fn new((least, most): (Duration, Duration), seed: u64) -> Self {
-        Self { least, most, current: least, random: seed }
+        Self { least, most, current: least, scatter: least, random: seed }
     }
 
-    /// Returns the pause after a round of calls without success. The pause is a random part, 50 to
-    /// 100 %, of the current length. After each round, the current length doubles, up to the
-    /// longest pause.
-    pub(super) fn next(&mut self) -> Duration {
+    /// Returns a pause after a round of calls without success. The pause is a random part, 50 to
+    /// 100 %, of the current length.
+    pub(super) fn pause(&mut self) -> Duration {
         let half = self.current / 2;
-        self.current = (self.current * 2).min(self.most);
         half + self.part(half)
+    }
+
+    /// Doubles the current length of pauses, up to the longest pause.
+    pub(super) fn grow(&mut self) {
+        self.current = (self.current * 2).min(self.most);
+    }
+
+    /// Sets the time over which the agents spread their calls after the end of a session. The time
+    /// is at least the shortest pause.
+    pub(super) fn set_scatter(&mut self, time: Duration) {
+        self.scatter = time.max(self.least);
+    }
+
+    /// Returns the pause after the end of a session, which is random.
+    pub(super) fn scatter(&mut self) -> Duration {
+        self.part(self.scatter)
     }
 
     /// Returns the pause before the next call within a round, or before the call of the leader. A
@@ -75,7 +93,12 @@ mod tests {
         let (least, most) = (Duration::from_millis(100), Duration::from_millis(450));
         let pauses = |seed| {
             let mut retry = Retry::new((least, most), seed);
-            (0..5).map(|_| retry.next().as_millis()).collect::<Vec<_>>()
+            let next = |_| {
+                let pause = retry.pause().as_millis();
+                retry.grow();
+                pause
+            };
+            (0..5).map(next).collect::<Vec<_>>()
         };
         for seed in 0..100 {
             let pauses = pauses(seed);
@@ -87,8 +110,24 @@ mod tests {
         assert!(firsts.len() > 25, "100 agents begin at {} times", firsts.len());
         let mut retry = Retry::new((least, most), 7);
         assert!((0..1_000).all(|_| retry.spread() < least));
-        retry.next();
+        retry.grow();
         retry.reset();
-        assert!(retry.next() <= least);
+        assert!(retry.pause() <= least);
+    }
+
+    #[test]
+    fn the_agents_of_a_large_fabric_spread_over_the_time_that_a_controller_named() {
+        let (least, named) = (Duration::from_millis(500), Duration::from_secs(6));
+        let mut in_second = [0; 6];
+        for seed in 0..6_000 {
+            let mut retry = Retry::new((least, Duration::from_secs(10)), seed);
+            assert!(retry.scatter() < least);
+            retry.set_scatter(Duration::ZERO);
+            assert!(retry.scatter() < least, "at least the shortest pause");
+            retry.set_scatter(named);
+            let second = usize::try_from(retry.scatter().as_secs()).unwrap();
+            in_second[second] += 1;
+        }
+        assert!(in_second.iter().all(|agents| (850..1_150).contains(agents)), "{in_second:?}");
     }
 }

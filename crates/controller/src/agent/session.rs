@@ -9,6 +9,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use super::calls::Call;
 use super::meter::UsageMeter;
 use super::{Agent, Carried, apply, endpoint, stopped};
 use crate::Stamp;
@@ -23,6 +24,9 @@ use crate::wire::{AGENT_BYTES_MAX, describe};
 const QUEUE: usize = 16;
 /// Shortest and longest report interval that a controller may request, in milliseconds.
 const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
+
+/// Longest time over which a controller may let agents spread their calls.
+const SCATTER_MAX: Duration = Duration::from_secs(60);
 
 /// Reason why a session ended.
 #[derive(Debug)]
@@ -56,31 +60,31 @@ struct Open {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
     epoch: u64,
+    /// Time over which all agents spread their calls after the end of their sessions.
+    scatter: Duration,
     meter: Option<UsageMeter>,
     measured: Instant,
     served: bool,
 }
 
 impl Agent {
-    /// Runs a session with the controller at `address` until the agent or the controller ends the
+    /// Runs a session with the controller of `call` until the agent or the controller ends the
     /// session.
-    pub(super) async fn session(
-        &mut self,
-        address: &str,
-        stop: &mut watch::Receiver<bool>,
-    ) -> Ended {
+    pub(super) async fn session(&mut self, call: &Call, stop: &mut watch::Receiver<bool>) -> Ended {
         let opened = tokio::select! {
-            opened = self.open(address) => opened,
+            opened = self.open(call) => opened,
             () = stopped(stop) => Err(End::Stopped),
         };
         let (mut open, period) = match opened {
             Ok(open) => open,
             Err(how) => return Ended { how, served: false },
         };
+        self.calls.set_scatter(open.scatter);
+        let address = &call.address;
         tracing::info!(host = self.settings.host, controller = address, "session begins");
         self.state.send_modify(|state| {
             state.hear();
-            state.connected = Some(address.to_owned());
+            state.connected = Some(address.clone());
             state.interval = period;
             state.counts.sessions += 1;
         });
@@ -94,30 +98,23 @@ impl Agent {
     }
 
     /// Opens a session. Returns the session and the time between two traffic reports.
-    async fn open(&self, address: &str) -> Result<(Open, Duration), End> {
+    async fn open(&self, call: &Call) -> Result<(Open, Duration), End> {
         let settings = &self.settings;
         let limit = settings.connect_limit;
-        let channel = endpoint::connect(settings, address).await.map_err(End::Problem)?;
+        let channel = endpoint::connect(settings, &call.address).await.map_err(End::Problem)?;
         let mut client = AgentServiceClient::new(channel)
             .max_decoding_message_size(AGENT_BYTES_MAX)
             .max_encoding_message_size(AGENT_BYTES_MAX);
         let (out, messages) = mpsc::channel(QUEUE);
-        let hello = FromAgent::Hello(v1::Hello {
-            host: settings.host.clone(),
-            has: Some(self.has.into()),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        });
-        let _ = out.try_send(AgentMessage { message: Some(hello) });
-        let begin = async {
-            let response = client.session(ReceiverStream::new(messages)).await?;
-            let mut from = response.into_inner();
-            let first = from.message().await?.and_then(|message| message.message);
-            Ok::<_, Status>((from, first))
-        };
-        let silent = |_| End::Problem(format!("no answer within {limit:?}"));
-        let begun = timeout(limit, begin).await.map_err(silent)?;
-        let (from, first) = begun.map_err(|status| End::Problem(describe_status(&status)))?;
-        let welcome = match first {
+        let _ = out.try_send(AgentMessage { message: Some(self.hello(call)) });
+        let begun = timeout(limit, client.session(ReceiverStream::new(messages))).await;
+        let response = begun.map_err(|_| silent(limit))?.map_err(|status| refused(&status))?;
+        let mut from = response.into_inner();
+        // A controller that does not lead lets the agent wait.
+        let limit = limit + call.wait;
+        let first = timeout(limit, from.message()).await.map_err(|_| silent(limit))?;
+        let first = first.map_err(|status| refused(&status))?;
+        let welcome = match first.and_then(|message| message.message) {
             Some(ToAgent::Welcome(welcome)) => welcome,
             Some(ToAgent::Elsewhere(elsewhere)) => return Err(End::Elsewhere(elsewhere.leader)),
             Some(ToAgent::Plan(_)) => {
@@ -145,9 +142,20 @@ impl Agent {
             );
             return Err(End::Problem(problem));
         }
+        let scatter = Duration::from_millis(welcome.scatter_millis).min(SCATTER_MAX);
         let (meter, measured) = (None, Instant::now());
-        let open = Open { out, from, epoch, meter, measured, served: false };
+        let open = Open { out, from, epoch, scatter, meter, measured, served: false };
         Ok((open, Duration::from_millis(millis)))
+    }
+
+    fn hello(&self, call: &Call) -> FromAgent {
+        FromAgent::Hello(v1::Hello {
+            host: self.settings.host.clone(),
+            has: Some(self.has.into()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            wait_millis: u64::try_from(call.wait.as_millis()).unwrap_or(u64::MAX),
+            unreachable: call.unreachable.clone(),
+        })
     }
 
     async fn talk(
@@ -173,7 +181,7 @@ impl Agent {
                         Ok(None) => {
                             return End::Problem("the controller ended the session".to_owned());
                         }
-                        Err(status) => return End::Problem(describe_status(&status)),
+                        Err(status) => return refused(&status),
                     };
                     match message {
                         Some(ToAgent::Plan(plan)) => {
@@ -310,10 +318,14 @@ fn answer(stamp: Stamp, problem: &str, has: Option<Stamp>) -> AgentMessage {
     AgentMessage { message: Some(FromAgent::Applied(applied)) }
 }
 
-/// Returns the controller's error message or the transport error.
-fn describe_status(status: &Status) -> String {
-    match std::error::Error::source(status) {
+fn silent(limit: Duration) -> End {
+    End::Problem(format!("no answer within {limit:?}"))
+}
+
+/// Returns the end of a session with the controller's error message or the transport error.
+fn refused(status: &Status) -> End {
+    End::Problem(match std::error::Error::source(status) {
         Some(source) => describe(source),
         None => format!("{} ({:?})", status.message(), status.code()),
-    }
+    })
 }

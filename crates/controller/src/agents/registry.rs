@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use penstock_units::{BitsPerSecond, NAME_BYTES_MAX, NODE_BYTES_MAX};
@@ -15,6 +16,10 @@ use crate::wire::{MILLIS_MAX, TENANTS_MAX, v1};
 
 /// Number of messages that may wait in the channel to an agent.
 pub const QUEUE: usize = 16;
+/// Mean number of agents that call the next controller in a second after all of them have lost the
+/// leader. Agents spread their calls accordingly. The number is an estimate of the TLS handshakes
+/// that two busy cores can do.
+const CALLS_PER_SECOND: u64 = 2_000;
 
 /// Rule that an agent broke. The controller ends the session of an agent that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -100,14 +105,22 @@ pub struct Registry {
     arrived: tokio::sync::Notify,
 }
 
-/// Decides whether a host may have a session, by the host's name.
+/// The hosts that may have a session.
 pub trait Known: Send + Sync + std::fmt::Debug {
+    /// Returns true if a host with the name `name` may have a session.
     fn is_host(&self, name: &str) -> bool;
+
+    /// Returns the number of hosts that may have a session.
+    fn count(&self) -> usize;
 }
 
 impl Known for penstock_fabric::topology::Topology {
     fn is_host(&self, name: &str) -> bool {
         self.find(name).is_some_and(|node| self.is_server(node))
+    }
+
+    fn count(&self) -> usize {
+        self.servers()
     }
 }
 
@@ -126,6 +139,14 @@ impl Registry {
 
     fn count(&self, one: impl FnOnce(&mut AgentCounts)) {
         self.counts.send_modify(one);
+    }
+
+    /// Returns the time over which all agents should spread their next calls when their sessions
+    /// end.
+    #[must_use]
+    pub fn scatter(&self) -> Duration {
+        let hosts = u64::try_from(self.known.count()).unwrap_or(u64::MAX);
+        Duration::from_millis(hosts.saturating_mul(1_000) / CALLS_PER_SECOND)
     }
 
     /// Starts a session of an agent. Returns the session's number, and the receiver of the channel
@@ -393,6 +414,29 @@ mod tests {
         fn is_host(&self, name: &str) -> bool {
             ["a", "b"].contains(&name)
         }
+
+        fn count(&self) -> usize {
+            2
+        }
+    }
+
+    #[derive(Debug)]
+    struct Many(usize);
+
+    impl Known for Many {
+        fn is_host(&self, _: &str) -> bool {
+            true
+        }
+
+        fn count(&self) -> usize {
+            self.0
+        }
+    }
+
+    #[test]
+    fn more_agents_spread_over_a_longer_time() {
+        let scatter = |hosts| Registry::new(Box::new(Many(hosts))).scatter().as_millis();
+        assert_eq!([0, 10, 2_000, 11_664].map(scatter), [0, 5, 1_000, 5_832]);
     }
 
     fn report(number: u64, millis: u64, sent: u64) -> v1::Report {

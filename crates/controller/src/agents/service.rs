@@ -8,8 +8,8 @@ use std::time::Duration;
 use penstock_units::NODE_BYTES_MAX;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::registry::{QUEUE, Registry, Violation};
@@ -23,6 +23,8 @@ use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 
 /// Time limit for an agent's first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// Longest time for which an agent may wait at a controller that does not lead.
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Leadership: whether this controller or another controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,44 @@ pub struct AgentServer {
 }
 
 type Out = Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send>>;
+
+/// Sender of the messages of a session to the agent.
+type ToCaller = mpsc::Sender<Result<ControllerMessage, Status>>;
+
+/// An agent that called this controller, by its first message.
+#[derive(Debug)]
+struct Caller {
+    host: String,
+    has: Stamp,
+    version: String,
+    /// Time for which the agent waits for a leader.
+    wait: Duration,
+    /// Leader that the agent could not reach, as a controller named it. Empty if there is none.
+    unreachable: String,
+}
+
+impl Caller {
+    fn new(hello: v1::Hello) -> Self {
+        let v1::Hello { host, has, version, wait_millis, unreachable } = hello;
+        let wait = Duration::from_millis(wait_millis).min(WAIT_MAX);
+        Self { host, has: has.unwrap_or_default().into(), version, wait, unreachable }
+    }
+
+    /// Returns true if the agent waits for a later answer than `leading`. An agent does not wait if
+    /// this controller leads, or names a leader that the agent can call.
+    fn waits(&self, leading: &Leading) -> bool {
+        let Leading::Elsewhere(leader) = leading else { return false };
+        !self.wait.is_zero() && (leader.is_empty() || *leader == self.unreachable)
+    }
+
+    /// Waits for an answer for which the agent does not wait longer ([`Self::waits`]), or until the
+    /// agent's time has passed. Returns the last answer.
+    async fn leader(&self, mut leading: watch::Receiver<Leading>) -> Leading {
+        // The wait fails if the controller stops.
+        let _ = timeout(self.wait, leading.wait_for(|leading| !self.waits(leading))).await;
+        leading.borrow().clone()
+    }
+}
 
 impl AgentServer {
     /// Creates a service that adds sessions to `registry` only while `leading` is
@@ -121,28 +161,64 @@ impl AgentServer {
             self.registry.refused();
             return Err(self.refuse(&violation));
         }
-        let ours = match self.leading.borrow().clone() {
+        let caller = Caller::new(hello);
+        let (out, to_agent) = mpsc::channel(QUEUE);
+        let answer = self.leading.borrow().clone();
+        if caller.waits(&answer) {
+            let server = self.clone();
+            tokio::spawn(async move { server.hold(caller, from, out).await });
+        } else {
+            self.answer(caller, answer, from, out)?;
+        }
+        Ok(Box::pin(ReceiverStream::new(to_agent)))
+    }
+
+    /// Lets an agent wait for a leader, and then answers it.
+    async fn hold(&self, caller: Caller, mut from: Streaming<AgentMessage>, out: ToCaller) {
+        let answer = tokio::select! {
+            answer = caller.leader(self.leading.clone()) => answer,
+            () = out.closed() => return,
+            // The agent gave up, or broke the protocol, because it waits for the first answer.
+            _ = from.message() => return,
+        };
+        if let Err(status) = self.answer(caller, answer, from, out.clone()) {
+            let _ = out.try_send(Err(status));
+        }
+    }
+
+    /// Starts a session if this controller leads. Otherwise names the leader.
+    fn answer(
+        &self,
+        caller: Caller,
+        answer: Leading,
+        from: Streaming<AgentMessage>,
+        out: ToCaller,
+    ) -> Result<(), Status> {
+        let Caller { host, has, version, .. } = caller;
+        let ours = match answer {
             Leading::Here(stamp) => stamp,
             Leading::Elsewhere(leader) => {
                 let message = Some(ToAgent::Elsewhere(v1::Elsewhere { leader }));
-                let only = tokio_stream::once(Ok(ControllerMessage { message }));
-                return Ok(Box::pin(only));
+                let _ = out.try_send(Ok(ControllerMessage { message }));
+                return Ok(());
             }
         };
-        let (host, has) = (hello.host, Stamp::from(hello.has.unwrap_or_default()));
         if has.epoch > ours.epoch {
             self.registry.is_later(&host, has);
             return Err(self.refuse(&Violation::Later { host, has, ours }));
         }
         let (number, messages) = self.registry.begin(&host, has).map_err(|v| self.refuse(&v))?;
-        tracing::info!(host, version = hello.version, %has, "agent connected");
-        let (out, to_agent) = mpsc::channel(QUEUE);
+        tracing::info!(host, version, %has, "agent connected");
+        let scatter = self.registry.scatter().as_millis();
+        let welcome = v1::Welcome {
+            epoch: ours.epoch,
+            report_millis: self.report_millis,
+            scatter_millis: u64::try_from(scatter).unwrap_or(u64::MAX),
+        };
+        let _ = out.try_send(Ok(ControllerMessage { message: Some(ToAgent::Welcome(welcome)) }));
         let server = self.clone();
         tokio::spawn(async move { server.session(&host, number, from, messages, out).await });
-        let welcome = v1::Welcome { epoch: ours.epoch, report_millis: self.report_millis };
-        let welcome = ControllerMessage { message: Some(ToAgent::Welcome(welcome)) };
-        let rest = ReceiverStream::new(to_agent);
-        Ok(Box::pin(tokio_stream::once(Ok(welcome)).chain(rest)))
+        Ok(())
     }
 
     /// Runs a session until either side ends it, the agent violates a rule, or this controller no
@@ -153,7 +229,7 @@ impl AgentServer {
         number: u64,
         mut from: Streaming<AgentMessage>,
         mut messages: mpsc::Receiver<ControllerMessage>,
-        out: mpsc::Sender<Result<ControllerMessage, Status>>,
+        out: ToCaller,
     ) {
         let mut leading = self.leading.clone();
         let mut turn = Turn::new(self.report_millis, Instant::now());
@@ -258,5 +334,69 @@ impl AgentService for AgentServer {
         peer.admitted()?;
         let names = peer.names.as_deref().cloned();
         self.begin(names, request.into_inner()).await.map(Response::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(4);
+
+    fn caller(wait: Duration, unreachable: &str) -> Caller {
+        let wait_millis = u64::try_from(wait.as_millis()).unwrap();
+        Caller::new(v1::Hello {
+            wait_millis,
+            unreachable: unreachable.to_owned(),
+            ..v1::Hello::default()
+        })
+    }
+
+    fn elsewhere(leader: &str) -> Leading {
+        Leading::Elsewhere(leader.to_owned())
+    }
+
+    /// Lets an agent wait while the leadership is first `first` and becomes `then` after a second.
+    /// Returns the answer and its time.
+    async fn answer(caller: Caller, first: Leading, then: Leading) -> (Leading, Duration) {
+        let (leading, leads) = watch::channel(first);
+        let change = async {
+            tokio::time::sleep(WAIT / 4).await;
+            leading.send_replace(then);
+            std::future::pending::<Leading>().await
+        };
+        let began = Instant::now();
+        let answer = tokio::select! {
+            answer = caller.leader(leads) => answer,
+            never = change => never,
+        };
+        (answer, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_waits_until_a_leader_is_known_that_it_can_call() {
+        let here = Leading::Here(Stamp { epoch: 7, generation: 0 });
+        for (unreachable, first) in [("", ""), ("a", "a"), ("a", "")] {
+            let first = elsewhere(first);
+            let waits = || caller(WAIT, unreachable);
+            assert!(waits().waits(&first) && !waits().waits(&here));
+            for then in [here.clone(), elsewhere("b")] {
+                let (told, after) = answer(waits(), first.clone(), then.clone()).await;
+                assert_eq!((told, after), (then, WAIT / 4), "{unreachable}, {first:?}");
+            }
+            // Such an answer says nothing new.
+            for then in [elsewhere(""), elsewhere(unreachable)] {
+                let (told, after) = answer(waits(), first.clone(), then.clone()).await;
+                assert_eq!((told, after), (then, WAIT), "{unreachable}, {first:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_agent_that_does_not_wait_is_answered_at_once() {
+        assert!(!caller(Duration::ZERO, "").waits(&elsewhere("")));
+        assert!(!caller(WAIT, "").waits(&elsewhere("a")), "it can call this leader");
+        assert!(!caller(WAIT, "b").waits(&elsewhere("a")));
+        assert_eq!(caller(Duration::from_secs(3_600), "").wait, WAIT_MAX);
     }
 }

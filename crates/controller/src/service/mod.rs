@@ -1,7 +1,7 @@
 //! Runs a controller, which campaigns for leadership, leads until it loses leadership, and
 //! campaigns again.
 //!
-//! A controller renews its lease about three times within the duration of the lease. If a leader
+//! A controller renews its lease several times within the duration of the lease. If a leader
 //! cannot renew its lease, it stops before another controller can lead. A former leader ends all
 //! sessions with agents, and the store refuses its writes. When the controller leads again, it
 //! reads all state from the store.
@@ -30,13 +30,17 @@ mod operator;
 pub use operator::{Operator, ReadTenants};
 
 /// Duration of a controller's lease. If a leader fails, no other controller leads before the failed
-/// leader's lease ends.
-pub const LEASE: Duration = Duration::from_secs(10);
-/// Time between two renewals of the lease, which is about a third of the lease time.
-const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// Time without a successful renewal of the lease after which a leader stops. The leader stops well
-/// before its lease ends.
-const GIVE_UP: Duration = Duration::from_secs(7);
+/// leader's lease ends. When etcd elects a leader among its members, it renews all leases, so an
+/// election makes no lease shorter.
+pub const LEASE: Duration = Duration::from_secs(8);
+/// Time between two renewals of the lease.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// Time without a successful renewal of the lease after which a leader stops. The time counts from
+/// the sending of the last successful renewal, and the lease from the arrival. A leader therefore
+/// stops two seconds before its lease ends, and tolerates a store without answers for four seconds.
+const GIVE_UP: Duration = Duration::from_secs(6);
+/// Time between two looks of a candidate at the name of the present leader.
+const LOOK: Duration = Duration::from_secs(1);
 /// Pause between the end of leadership or of a campaign and the controller's next campaign.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -156,7 +160,7 @@ impl Controller {
         let leadership = {
             let campaign = async { campaign.await.map_err(LeaderError::Store) };
             let (leadership, ()) =
-                tokio::try_join!(biased_first(campaign), self.wait_for_turn(lease)).or_else(
+                tokio::try_join!(biased_first(campaign), self.wait_for_turn(lease, &who)).or_else(
                     |outcome| match outcome {
                         Turn::Leads(leadership) => Ok((leadership, ())),
                         Turn::Failed(error) => Err(error),
@@ -183,23 +187,24 @@ impl Controller {
         }
     }
 
-    /// While the controller campaigns, renews the lease and follows changes of the present leader.
-    /// Returns only if the renewal of the lease fails.
-    async fn wait_for_turn(&self, lease: LeaseId) -> Result<(), Turn> {
+    /// While the controller campaigns as `who`, renews the lease and follows changes of the present
+    /// leader. Returns only if the renewal of the lease fails.
+    async fn wait_for_turn(&self, lease: LeaseId, who: &str) -> Result<(), Turn> {
+        let (store, mut renewed) = (&self.setup.store, None);
         loop {
-            let store = &self.setup.store;
-            store.keep_alive(lease).await.map_err(|e| Turn::Failed(LeaderError::Store(e)))?;
+            if renewed.is_none_or(|at: Instant| at.elapsed() >= KEEP_ALIVE) {
+                renewed = Some(Instant::now());
+                store.keep_alive(lease).await.map_err(|e| Turn::Failed(LeaderError::Store(e)))?;
+            }
             if let Ok(Some(entry)) = leader(&**store, LEADER).await {
-                let who = String::from_utf8_lossy(&entry.value).into_owned();
-                let address = who.split_once(' ').map_or("", |(_, address)| address).to_owned();
-                let now = Leading::Elsewhere(address);
+                let now = Leading::Elsewhere(address_of(&entry.value, who));
                 self.leading.send_if_modified(|leading| {
                     let changed = *leading != now;
                     leading.clone_from(&now);
                     changed
                 });
             }
-            tokio::time::sleep(KEEP_ALIVE).await;
+            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -330,6 +335,17 @@ async fn counters(drivers: Vec<Arc<dyn SwitchDriver>>) -> Value {
     serde_json::json!(all)
 }
 
+/// Returns the address of the leader whose value in the election is `value`. The result is empty if
+/// the value is that of this controller, `own`. Its campaign may be about to succeed, or it may be
+/// a candidacy from before a restart, so this controller does not lead yet.
+fn address_of(value: &[u8], own: &str) -> String {
+    let who = String::from_utf8_lossy(value);
+    if who == own {
+        return String::new();
+    }
+    who.split_once(' ').map_or("", |(_, address)| address).to_owned()
+}
+
 /// Waits until `stop` is true or the sender of `stop` is gone.
 async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
@@ -350,5 +366,25 @@ async fn biased_first(
     match campaign.await {
         Ok(leadership) => Err(Turn::Leads(leadership)),
         Err(error) => Err(Turn::Failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_candidate_names_another_leader_and_never_itself() {
+        let own = "b https://10.0.0.2:7443";
+        assert_eq!(address_of(b"a https://10.0.0.1:7443", own), "https://10.0.0.1:7443");
+        assert_eq!(address_of(b"a ", own), "");
+        assert_eq!(address_of(own.as_bytes(), own), "");
+    }
+
+    #[test]
+    fn a_leader_without_a_store_stops_before_its_lease_ends() {
+        // A leader that missed two renewals still leads, and stops two seconds before another one.
+        assert!(GIVE_UP >= 3 * KEEP_ALIVE && GIVE_UP + Duration::from_secs(2) <= LEASE);
+        assert!(LOOK <= KEEP_ALIVE && 4 * KEEP_ALIVE <= LEASE);
     }
 }

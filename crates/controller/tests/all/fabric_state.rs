@@ -1,5 +1,5 @@
-//! Tests the leader's state of the fabric: scores in intervals without reports, and stored bindings
-//! after an operator has reserved more queues or code points.
+//! Tests the leader's state of the fabric: scores in intervals with and without reports, and stored
+//! bindings after an operator has reserved more queues or code points.
 
 use penstock_controller::Stamp;
 use penstock_controller::fabric_state::{Fabric, Usage};
@@ -7,6 +7,7 @@ use penstock_controller::intent::{TenantRecord, TenantSpec};
 use penstock_fabric::dscp::Palette;
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
+use penstock_fabric::topology::NodeId;
 
 use crate::world::{fabric, tenant, topology, usage};
 
@@ -14,24 +15,35 @@ const MBIT: u64 = 1_000_000;
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 #[test]
-fn a_score_follows_by_halves_also_when_no_host_reports() {
+fn a_score_follows_by_halves_and_does_not_fall_without_a_report() {
     let mut fabric = fabric(Mode::StaticMap, 2);
     // One of four VMs with 100 Mbit/s each is on each host.
     fabric.add(tenant("red", 4, 100)).unwrap();
     let slot = fabric.slot("red").unwrap();
-    let mut busy = usage(&fabric, &[("red", 50)]);
+    let (mut busy, idle) = (usage(&fabric, &[("red", 50)]), usage(&fabric, &[]));
     let scores = |fabric: &mut Fabric, usage: &Usage| {
         fabric.follow(usage);
         (fabric.score(slot) / MBIT, fabric.measured(slot).used_permille)
     };
     // The first interval counts fully.
     assert_eq!(scores(&mut fabric, &busy), (200, 500));
-    // A host without a report counts as a host without traffic. The other hosts decide.
+    // The other hosts decide.
     let host = fabric.servers_of(slot).next().unwrap();
     assert!(busy.remove(&host).is_some_and(|used| !used.is_empty()));
     assert_eq!(scores(&mut fabric, &busy), (200, 500));
-    assert_eq!(scores(&mut fabric, &Usage::new()), (100, 0));
-    assert_eq!(scores(&mut fabric, &Usage::new()), (50, 0));
+    // The silent host may still forward traffic.
+    let mut silent = idle.clone();
+    silent.remove(&host);
+    for usage in [&silent, &Usage::new()] {
+        assert_eq!(scores(&mut fabric, usage), (200, 0));
+    }
+    assert_eq!(scores(&mut fabric, &idle), (100, 0));
+    // A host without VMs of the tenant does not matter.
+    let mut other = idle.clone();
+    let is_without = |node: NodeId| fabric.servers_of(slot).all(|server| server != node);
+    let bystander = idle.keys().copied().find(|node| is_without(*node)).unwrap();
+    other.remove(&bystander);
+    assert_eq!(scores(&mut fabric, &other), (50, 0));
     assert_eq!(scores(&mut fabric, &busy), (125, 500));
 }
 

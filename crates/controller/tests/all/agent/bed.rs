@@ -37,6 +37,10 @@ impl Known for Three {
     fn is_host(&self, name: &str) -> bool {
         ["server-0", "server-1", "server-2"].contains(&name)
     }
+
+    fn count(&self) -> usize {
+        3
+    }
 }
 
 /// Directory and CA of a test.

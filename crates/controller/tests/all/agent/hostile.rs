@@ -24,25 +24,31 @@ use crate::agent::bed::{
 };
 
 /// Session in which the test writes the agent's messages.
-struct Raw {
+pub struct Raw {
     out: mpsc::Sender<AgentMessage>,
-    from: Streaming<ControllerMessage>,
+    pub from: Streaming<ControllerMessage>,
 }
 
 impl Raw {
     /// Opens a session of the host `server-0`, which the controller accepts.
     async fn begin(bed: &Bed, controller: &Controller) -> Self {
+        let mut raw = Self::call(bed, controller, hello("server-0")).await;
+        assert!(raw.from.message().await.unwrap().is_some(), "a welcome");
+        raw
+    }
+
+    /// Calls a controller with the certificate of the host `server-0` and the first message
+    /// `hello`.
+    pub async fn call(bed: &Bed, controller: &Controller, hello: Hello) -> Self {
         let (certificate, key) = bed.authority.sign("server-0");
         let identity = tonic::transport::Identity::from_pem(certificate, key);
         let (out, messages) = mpsc::channel(64);
         let config = client(bed).identity(identity);
         let channel = endpoint(controller, config).connect().await.unwrap();
         let mut client = AgentServiceClient::new(channel);
-        out.send(message(Message::Hello(hello("server-0")))).await.unwrap();
+        out.send(message(Message::Hello(hello))).await.unwrap();
         let session = client.session(ReceiverStream::new(messages)).await.unwrap();
-        let mut from = session.into_inner();
-        assert!(from.message().await.unwrap().is_some(), "a welcome");
-        Self { out, from }
+        Self { out, from: session.into_inner() }
     }
 
     async fn say(&self, said: Message) {
@@ -77,7 +83,7 @@ fn message(message: Message) -> AgentMessage {
 }
 
 fn hello(host: &str) -> Hello {
-    Hello { host: host.to_owned(), has: None, version: String::new() }
+    Hello { host: host.to_owned(), ..Hello::default() }
 }
 
 fn report(number: u64) -> Message {
@@ -245,6 +251,10 @@ async fn without_certificates_nobody_is_served_unless_that_is_said() {
     impl penstock_controller::agents::Known for Any {
         fn is_host(&self, _: &str) -> bool {
             true
+        }
+
+        fn count(&self) -> usize {
+            1
         }
     }
     let (_leading, leads) = watch::channel(Leading::Elsewhere(String::new()));

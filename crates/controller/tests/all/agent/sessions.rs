@@ -8,8 +8,11 @@ use penstock_controller::Stamp;
 use penstock_controller::agent::Carried;
 use penstock_controller::agents::Leading;
 use penstock_controller::hosts::{HostError, Hosts};
+use penstock_controller::wire::v1::controller_message::Message as ToAgent;
+use penstock_controller::wire::v1::{Elsewhere, Hello};
 
 use crate::agent::bed::{Bed, FakeSide, Running, leads, plan};
+use crate::agent::hostile::Raw;
 
 fn stamp(epoch: u64, generation: u64) -> Stamp {
     Stamp { epoch, generation }
@@ -116,6 +119,30 @@ async fn a_host_goes_where_the_leader_is() {
     agent.end().await;
     first.end().await;
     second.end().await;
+}
+
+#[tokio::test]
+async fn a_host_that_waits_for_a_leader_is_served_when_the_controller_leads() {
+    let bed = Bed::new();
+    let (dead, wait_millis) = ("localhost:1".to_owned(), 3_600_000);
+    let controller = bed.controller(None, Leading::Elsewhere(dead.clone())).await;
+    let hello = |unreachable: &str| {
+        let (host, unreachable) = ("server-0".to_owned(), unreachable.to_owned());
+        Hello { host, wait_millis, unreachable, ..Hello::default() }
+    };
+    // The host may be able to call this leader.
+    let mut session = Raw::call(&bed, &controller, hello("")).await;
+    let told = session.from.message().await.unwrap().unwrap().message;
+    assert_eq!(told, Some(ToAgent::Elsewhere(Elsewhere { leader: dead.clone() })));
+    let mut session = Raw::call(&bed, &controller, hello(&dead)).await;
+    assert_eq!(controller.registry.counts().sessions, 0);
+    controller.leading.send_replace(leads());
+    let told = session.from.message().await.unwrap().unwrap().message;
+    assert!(matches!(told, Some(ToAgent::Welcome(_))), "{told:?}");
+    assert_eq!(controller.registry.counts().sessions, 1);
+    drop(session);
+    controller.counts("the session is over", |counts| counts.ended == 1).await;
+    controller.end().await;
 }
 
 fn connected_to(state: &penstock_controller::agent::AgentState, controller: &str) -> bool {

@@ -241,7 +241,7 @@ impl SonicSwitch {
         let failed = |error| self.wire("its configuration", error);
         wire.select(CONFIG_DB).await.map_err(failed)?;
         let mut maps = Vec::new();
-        for (table, _) in [BY_DSCP, BY_CLASS] {
+        for table in [BY_DSCP.0, BY_CLASS.0, "PORT_QOS_MAP"] {
             maps.extend(wire.names(&format!("{table}|*")).await.map_err(failed)?);
         }
         let keys = tables::keys(&self.settings, &self.ports, &maps);

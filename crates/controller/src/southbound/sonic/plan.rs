@@ -240,7 +240,8 @@ fn unassigned(
         // The platform may not have the class, and could refuse the whole map.
         return None;
     }
-    base.queue_of_class(class).or(Some(shared))
+    // Frames that enter by other ports may be in the class, and must not be in a tenant's queue.
+    base.queue_of_class(class).filter(|queue| !layout.queues.contains(queue)).or(Some(shared))
 }
 
 /// Returns the commands of the first transaction, and of the third transaction, that change maps

@@ -3,18 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::SwitchState;
-
 /// Ports that a driver did not use at its last read, with the reason.
 #[derive(Debug, Default)]
 pub(super) struct LeftOut(Mutex<BTreeMap<String, String>>);
 
 impl LeftOut {
-    /// Logs the ports in [`SwitchState::left_out`]. A port is logged again only if the reason has
+    /// Logs the ports `now`, each with the reason. A port is logged again only if the reason has
     /// changed.
-    pub(super) fn log(&self, switch: &str, state: &SwitchState) {
+    pub(super) fn log(&self, switch: &str, now: &BTreeMap<String, String>) {
         let mut before = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = &state.left_out;
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
             tracing::warn!(switch, port, "the driver does not use the port: {why}");
         }

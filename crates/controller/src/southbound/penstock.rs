@@ -263,7 +263,7 @@ impl PenstockSwitch {
             );
             all.left_out.insert(port.clone(), why);
         }
-        self.left_out.log(&self.name, &all);
+        self.left_out.log(&self.name, &all.left_out);
         Ok(all)
     }
 

@@ -403,7 +403,7 @@ impl GnmiSwitch {
             Tree::with(leaves, |path| kinds.applied_without(path, waits))
         };
         let state = self.state(&tree)?;
-        self.left_out.log(&self.name, &state);
+        self.left_out.log(&self.name, &state.left_out);
         Ok((tree, state))
     }
 

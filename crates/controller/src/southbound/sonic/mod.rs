@@ -253,7 +253,7 @@ impl SonicSwitch {
         }
         let entries = wire.names("QUEUE|*").await.map_err(failed)?;
         let reading = self.reading(tables, &entries)?;
-        self.left_out.log(&self.name, &reading.state);
+        self.left_out.log(&self.name, &reading.state.left_out);
         Ok(reading)
     }
 

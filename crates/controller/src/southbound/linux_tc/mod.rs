@@ -25,9 +25,9 @@
 //! the sum of both waits. Only the direction with more bytes in flight fills its queue. The other
 //! one has a rate in proportion to its smaller window, however long the queues are (Heusse et al.,
 //! "Two-way TCP connections", CCR 2011). So each queue has two FIFOs that take turns, one for TCP's
-//! pure acknowledgements and one for all other frames ([`Leaf::TwoFifos`]). RFC 3449 describes such
-//! a scheduling of acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so
-//! the driver uses a second HTB, whose classes have a rate above that of any port.
+//! pure acknowledgements and one for all other frames. RFC 3449 describes such a scheduling of
+//! acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so the driver uses a
+//! second HTB, whose classes have a rate above that of any port.
 //!
 //! # Stamp
 //!
@@ -72,7 +72,7 @@ use async_trait::async_trait;
 
 pub use kernel::{Hold, Kernel, KernelError, Message, Request};
 pub use netns::Netns;
-pub use settings::{Leaf, Settings};
+pub use settings::Settings;
 
 use super::left_out::LeftOut;
 use super::{

@@ -74,7 +74,6 @@ pub use kernel::{Hold, Kernel, KernelError, Message, Request};
 pub use netns::Netns;
 pub use settings::Settings;
 
-use super::left_out::LeftOut;
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
     SwitchState, step,
@@ -99,8 +98,6 @@ pub struct TcSwitch {
     ports: Vec<PortInfo>,
     settings: Settings,
     kernel: Arc<dyn Kernel>,
-    /// Ports that the driver did not use at its last read, with the reason.
-    left_out: LeftOut,
 }
 
 /// State that the driver has read from a switch.
@@ -135,9 +132,7 @@ impl TcSwitch {
         settings: Settings,
         kernel: Arc<dyn Kernel>,
     ) -> Result<Self, DriverError> {
-        let left_out = LeftOut::default();
-        let this =
-            Self { name: name.to_owned(), ports: ports.to_vec(), settings, kernel, left_out };
+        let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, kernel };
         let (queues, quantum) = (2..=QUEUES_MAX, 1..=QUANTUM_MAX);
         if !queues.contains(&settings.queues) || !quantum.contains(&settings.quantum) {
             let what = format!("{} queues, quantum {}", settings.queues, settings.quantum);
@@ -262,7 +257,6 @@ impl TcSwitch {
         }
         let mut seen = SwitchReading { stamp, links, ports, left_out };
         self.see_queues(&mut seen).await?;
-        self.left_out.log(&self.name, &seen.left_out);
         Ok(seen)
     }
 

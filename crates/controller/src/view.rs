@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::agents::Registry;
 use crate::carry_out::{PlanTimes, StageKind};
 use crate::events::now_ms;
+use crate::intent::Mode;
 use crate::leader::Leader;
 
 fn micros(time: Duration) -> u64 {
@@ -311,7 +312,10 @@ fn obstacles(leader: &Leader, tenant: &Tenant) -> Vec<String> {
         }
         switches.extend([below, over].into_iter().filter(|node| !topology.is_server(*node)));
     }
-    for switch in switches.into_iter().filter(|switch| !crew.reachable(fabric, *switch)) {
+    // An observing controller changes no switch, and decides as if it could change all.
+    let observes = leader.mode() == Mode::Observe;
+    let refuses = |switch: &NodeId| !observes && !crew.reachable(fabric, *switch);
+    for switch in switches.into_iter().filter(refuses) {
         all.push(format!(
             "switch {} cannot be reached, or refused a plan; until the controller can change it \
              again, its tenants get no queues",

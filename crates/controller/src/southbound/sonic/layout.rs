@@ -85,9 +85,12 @@ impl Base {
 pub(super) struct Layout {
     /// SONiC's queue for each of the controller's queues. The first is the shared queue.
     pub(super) queues: Vec<u8>,
-    /// Traffic classes for tenants. The first is the class of the shared queue. There is at least
-    /// one class for each queue.
+    /// Traffic classes for tenants, best first. The first is the class of the shared queue. There
+    /// is at least one class for each queue.
     pub(super) classes: Vec<u8>,
+    /// Traffic classes of frames for the shared queue that enter by ports that the driver does not
+    /// use. Of `classes`, tenants get these last.
+    pub(super) others: BTreeSet<u8>,
     /// Ports that the driver uses, with the maps that the driver extends.
     pub(super) ports: BTreeMap<String, Base>,
     pub(super) left_out: BTreeMap<String, Unfit>,
@@ -103,8 +106,8 @@ impl Layout {
     ) -> Result<Self, Unfit> {
         check_platform(tables)?;
         let (queues, ports_in_order) = (settings.sonic_queues(), ports);
-        let (ports, left_out) = (BTreeMap::new(), BTreeMap::new());
-        let mut layout = Self { queues, classes: Vec::new(), ports, left_out };
+        let (ports, left_out, others) = Default::default();
+        let mut layout = Self { queues, classes: Vec::new(), others, ports, left_out };
         let mut busy = BTreeSet::new();
         for port in ports_in_order {
             match layout.fit(settings, port, tables, entries, &busy) {
@@ -117,12 +120,10 @@ impl Layout {
         }
         let base = layout.ports.values().find(|base| base.dscp.is_some());
         let first = base.and_then(|base| base.class_of.get(&0)).copied().unwrap_or(0);
-        let others = of_other_ports(tables, &layout.ports);
-        layout.classes = classes(free(settings, &busy), &layout.queues, first, &others);
-        if settings.mode == MapMode::PerPort {
-            // The first classes are used first. Only a static map needs the order of the queues.
-            layout.classes[1..].sort_by_key(|class| others.contains(class));
-        }
+        layout.others = of_other_ports(tables, &layout.ports);
+        layout.classes = free(settings, &busy);
+        let others = &layout.others;
+        layout.classes.sort_by_key(|class| (*class != first, others.contains(class)));
         Ok(layout)
     }
 
@@ -248,25 +249,6 @@ fn of_other_ports(tables: &Tables, used: &BTreeMap<String, Base>) -> BTreeSet<u8
         let class = map.and_then(|name| get(tables, &format!("{}|{name}", BY_DSCP.0), "0"));
         classes.extend(class.and_then(|class| class.parse::<u8>().ok()));
     }
-    classes
-}
-
-/// Returns the traffic classes for tenants, of which the first is the class of the shared queue.
-/// The shared queue gets the class `first` if this class is free, because code point 0 has it in
-/// the maps that the driver extends. Each other queue gets the class with its own number if this
-/// class is free. The classes `others` are only used if there are too few other classes.
-fn classes(free: Vec<u8>, queues: &[u8], first: u8, others: &BTreeSet<u8>) -> Vec<u8> {
-    let mut free = BTreeSet::from_iter(free);
-    let shared = [first, 0, queues[0]].into_iter().find_map(|class| free.take(&class));
-    let mut classes = Vec::from_iter(shared.or_else(|| free.pop_first()));
-    let (others, mut free): (BTreeSet<u8>, BTreeSet<u8>) =
-        free.into_iter().partition(|class| others.contains(class));
-    let own: Vec<Option<u8>> = queues[1..].iter().map(|queue| free.take(queue)).collect();
-    let mut others = others.into_iter();
-    for own in own {
-        classes.extend(own.or_else(|| free.pop_first()).or_else(|| others.next()));
-    }
-    classes.extend(free);
     classes
 }
 

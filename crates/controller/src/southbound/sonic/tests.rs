@@ -359,13 +359,12 @@ fn frames_of_other_ports_are_in_the_shared_queue_and_not_in_a_tenants() {
         carry_out(&settings, &mut tables, &target(&map, &map, &[1, 1, 1, 1]), |_| ());
         assert_eq!(of_class_1(&tables), 1, "the queue that tenants share");
     }
-    // With more classes, tenants do not need class 0. The other map has it in a tenant's queue.
-    let (mode, tenant_queues) = (MapMode::PerPort, Some(vec![1, 0]));
-    let settings = Settings { mode, queues: 2, tenant_queues, classes: 16, ..Settings::default() };
-    let (mut tables, wanted) = (azure(), target(&[(10, 1)], &[(10, 1)], &[1, 1]));
-    carry_out(&settings, &mut tables, &wanted, |_| ());
+    // Classes without a tenant do not stay in the queues of the other map, which are tenants' now.
+    let (settings, mut tables) = (beside_azure(MapMode::PerPort), azure());
+    carry_out(&settings, &mut tables, &target(&[(10, 1)], &[(10, 1)], &[1, 1]), |_| ());
     let map = tables::map(&tables, BY_CLASS.0, "PENSTOCK_Ethernet0-AZURE").expect("a map");
-    assert_eq!([0u8, 1, 3, 6].map(|class| map[&class]), [1, 1, 3, 6]);
+    assert_eq!([0u8, 1, 5, 3, 6].map(|class| map[&class]), [1, 1, 1, 3, 6]);
+    assert_eq!(queue_of(&tables, "Ethernet0", 10), 0);
 }
 
 #[test]

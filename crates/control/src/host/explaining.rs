@@ -162,7 +162,7 @@ impl Core {
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
             let ports = shared.config.ports.iter();
             let settings = ports.map(|port| {
-                let shaped = port.shape.as_ref().and_then(|shape| Some(shape.send?.0.0));
+                let shaped = port.shape.as_ref().and_then(|shape| shape.send).map(|rate| rate.0.0);
                 let settings = (shaped, shallow_depth(port), port.tightest_limits(), port.egress);
                 (port.name.clone(), settings)
             });

@@ -330,8 +330,8 @@ fn a_port_whose_other_traffic_tenants_would_disturb_is_left_out_by_itself() {
     assert_eq!((is.left_out.remove("Ethernet4"), is.ports.len()), (Some(differs), 1));
 }
 
-/// By `AZURE`, frames with code point 0 have class 1. Such a frame may enter by a port of others, and
-/// leave by a port of the driver.
+/// By `AZURE`, frames with code point 0 have class 1. Such a frame may enter by a port of others,
+/// and leave by a port of the driver.
 #[test]
 fn frames_of_other_ports_are_in_the_shared_queue_and_not_in_a_tenants() {
     let of_class_1 = |tables: &Tables| {

@@ -3,7 +3,7 @@
 //! Rates in the JSON are in bit/s. The names of other JSON members end with their unit, which is
 //! `_permille` (thousandths), `_ppm` (millionths), `_ms` (milliseconds) or `_us` (microseconds).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use penstock_fabric::queue_binding::Port;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::agents::Registry;
 use crate::carry_out::{PlanTimes, StageKind};
 use crate::events::now_ms;
+use crate::intent::Mode;
 use crate::leader::Leader;
 
 fn micros(time: Duration) -> u64 {
@@ -266,7 +267,8 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
             "the tenant shares queue 0; the weight of queue 0 keeps the tenant's guarantee"
                 .to_owned(),
         );
-        why.extend(above(leader, slot));
+        let obstacles = obstacles(leader, tenant);
+        why.extend(if obstacles.is_empty() { above(leader, slot) } else { obstacles });
     }
     why.push(format!(
         "the tenant used {}.{} % of its guarantee in the last interval; its smoothed score is \
@@ -290,6 +292,38 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let recent: Vec<Value> =
         leader.events().iter().filter(|e| e.subject == name).map(|e| json!(e)).collect();
     Some(json!({ "tenant": shown, "why": why, "events": recent }))
+}
+
+/// Explains which switches and ports of a tenant's tree keep the tenant from queues, whatever its
+/// score is.
+fn obstacles(leader: &Leader, tenant: &Tenant) -> Vec<String> {
+    let (fabric, crew) = (leader.fabric(), leader.crew());
+    let (topology, left_out) = (fabric.topology(), crew.left_out_links());
+    let (mut all, mut switches) = (Vec::new(), BTreeSet::new());
+    for (link, _) in &tenant.placement.entry.links {
+        let [below, over] = [topology.child(*link), topology.parent(*link)];
+        if left_out.contains(link) {
+            all.push(format!(
+                "a switch has a port between {} and {} that the controller does not use; see the \
+                 event `left-out` for the reason and the remedy",
+                topology.name(below),
+                topology.name(over)
+            ));
+        }
+        switches.extend([below, over].into_iter().filter(|node| !topology.is_server(*node)));
+    }
+    // An observing controller changes no switch, and decides as if it could change all.
+    let observes = leader.mode() == Mode::Observe;
+    let refuses = |switch: &NodeId| !observes && !crew.reachable(fabric, *switch);
+    for switch in switches.into_iter().filter(refuses) {
+        all.push(format!(
+            "switch {} cannot be reached, or refused a plan; until the controller can change it \
+             again, its tenants get no queues",
+            topology.name(switch)
+        ));
+    }
+    all.truncate(4);
+    all
 }
 
 /// Explains why a tenant has no queue. The text names the ports without a free queue, and the

@@ -61,6 +61,7 @@ use penstock_qos::learner::MachineState;
 use penstock_units::Nanos;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
+use crate::config::Egress;
 
 /// Smallest part of a port's frames, in thousandths, whose drops show that a limit applies.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
@@ -123,6 +124,8 @@ pub struct PortGrowth {
     pub shallow: Option<u32>,
     /// The port's tightest limits in bits and in frames per second: the key, and the rate.
     pub limits: [(&'static str, u64); 2],
+    /// Order of the frames that leave through the port.
+    pub egress: Egress,
 }
 
 /// Growth of a worker's counters between two readings.

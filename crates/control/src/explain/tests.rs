@@ -35,6 +35,7 @@ fn full_core() -> Growth {
         shaped_bps: None,
         shallow: None,
         limits: [("`cir` of `police`", 4_000_000), ("`pps` of `police`", 1_000)],
+        egress: Egress::Fifo,
     };
     Growth {
         nanos: 1_000_000_000,
@@ -228,6 +229,18 @@ fn whose_frames_wait_at_an_output_that_signals_congestion_is_told_so() {
     let why = "40 of the port's frames wait at up, a full output, which signalled congestion \
                7 times";
     assert_eq!(answer.why, why);
+    // Only a remedy that has an effect at this kind of output is given.
+    for (egress, in_fabric, remedy) in [
+        (Egress::FairShare, false, "raise `uplink_weight`"),
+        (Egress::FqCodel, false, "raise `link` of the output, or divide it among tenants"),
+        (Egress::Fifo, false, "raise `link` of the output, or divide it among tenants"),
+        (Egress::Wfq, false, "raise the queue's weight in `wfq`"),
+        (Egress::Wfq, true, "ask the controller"),
+    ] {
+        (growth.ports[2].egress, growth.in_fabric) = (egress, in_fabric);
+        let answer = ask(&growth);
+        assert!(answer.remedy.starts_with(remedy), "{egress:?}: {}", answer.remedy);
+    }
     // A sender that ignores the signals, if there are any.
     growth.ports[2].reading.tx_trimmed = 0;
     growth.ports[0].reading.waited[part_of(Nanos::from_millis(2))] = 100;

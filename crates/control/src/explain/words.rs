@@ -2,8 +2,9 @@
 
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
+use crate::config::Egress;
 
-/// Remedies for a VM with frames that wait at a shared output.
+/// Remedies for a VM with frames that wait at a `fair-share` output.
 const MORE_OF_OUTPUT: &str =
     "raise `uplink_weight` of the tenant, `uplink_share` of the port, or `link` of the output";
 
@@ -164,14 +165,7 @@ impl Question<'_> {
                 queue.weight,
                 percent(self.drops(&super::REFUSED))
             );
-            let remedy = if self.growth.in_fabric {
-                "ask the controller for the reason (`penstock controller explain TENANT`), or \
-                 raise `link` of the output"
-            } else {
-                "raise the queue's weight in `wfq`, give the tenant its own queue (`dscp`), or \
-                 raise `link` of the output"
-            };
-            return (why, remedy);
+            return (why, self.more_of(Egress::Wfq));
         }
         if let Some(output) = self.crowded().filter(|output| output.name == port) {
             let waiting = self.port.reading.queued;
@@ -180,7 +174,7 @@ impl Question<'_> {
             if signals > 0 {
                 why.push_str(&format!(", which signalled congestion {signals} times"));
             }
-            return (why, MORE_OF_OUTPUT);
+            return (why, self.more_of(output.egress));
         }
         let link = self.growth.links.iter().find(|link| link.port == port);
         let Some(link) = link else {
@@ -200,6 +194,25 @@ impl Question<'_> {
             why.push_str(&format!("; the link's ring was full for {full} of the port's frames"));
         }
         (why, "sell less of the link, or use a faster link; `contract` or `police` sets the share")
+    }
+
+    /// Returns the remedies for frames that wait at an output, or that found no room there.
+    fn more_of(&self, egress: Egress) -> &'static str {
+        match egress {
+            Egress::FairShare => MORE_OF_OUTPUT,
+            Egress::Wfq if self.growth.in_fabric => {
+                "ask the controller for the reason (`penstock controller explain TENANT`), or \
+                 raise `link` of the output"
+            }
+            Egress::Wfq => {
+                "raise the queue's weight in `wfq`, give the tenant its own queue (`dscp`), or \
+                 raise `link` of the output"
+            }
+            Egress::Fifo | Egress::FqCodel => {
+                "raise `link` of the output, or divide it among tenants with egress = \
+                 \"fair-share\""
+            }
+        }
     }
 
     fn destination(&self, port: &str) -> (String, &'static str) {

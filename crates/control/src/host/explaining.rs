@@ -142,7 +142,7 @@ impl Core {
 
     /// Returns the growth of all counters between two readings.
     pub(super) fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled, dscps, (shaped, shallow, tightest), in_fabric, machine) = {
+        let (terms, capacity, stalled, dscps, settings, in_fabric, machine) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -161,23 +161,22 @@ impl Core {
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
             let ports = shared.config.ports.iter();
-            let shaped: BTreeMap<String, u64> = ports
-                .filter_map(|port| Some((port.name.clone(), port.shape.as_ref()?.send?.0.0)))
-                .collect();
-            let ports = shared.config.ports.iter();
-            let shallow: BTreeMap<String, u32> =
-                ports.filter_map(|port| Some((port.name.clone(), shallow_depth(port)?))).collect();
-            let ports = shared.config.ports.iter();
-            let tightest: BTreeMap<_, _> =
-                ports.map(|port| (port.name.clone(), port.tightest_limits())).collect();
+            let settings = ports.map(|port| {
+                let shaped = port.shape.as_ref().and_then(|shape| shape.send).map(|rate| rate.0.0);
+                let settings = (shaped, shallow_depth(port), port.tightest_limits(), port.egress);
+                (port.name.clone(), settings)
+            });
+            let settings: BTreeMap<String, _> = settings.collect();
             let in_fabric = shared.config.fabric.is_some();
             let code_points = shared.config.code_points();
             let machine = shared.pricing.learner.machine();
-            (terms, capacity, stalled, code_points, (shaped, shallow, tightest), in_fabric, machine)
+            (terms, capacity, stalled, code_points, settings, in_fabric, machine)
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
             let (qos, bought, number) = terms.get(name).cloned().unwrap_or_default();
+            let (shaped_bps, shallow, limits, egress) =
+                settings.get(name).copied().unwrap_or_default();
             PortGrowth {
                 name: name.clone(),
                 number,
@@ -191,9 +190,10 @@ impl Core {
                 queues: grown.queues,
                 debt: moment.reading.debt,
                 bought,
-                shaped_bps: shaped.get(name).copied(),
-                shallow: shallow.get(name).copied(),
-                limits: tightest.get(name).copied().unwrap_or_default(),
+                shaped_bps,
+                shallow,
+                limits,
+                egress,
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {

@@ -1,24 +1,62 @@
-//! Warns about settings of a port that have no effect.
+//! Warns about settings of ports and tenants that have no effect.
 //!
 //! - At an output with `egress = "fair-share"` and `excess = "hold"`, frames above the limits wait
 //!   in their senders' rings for a time that the switch does not know. So the wait at the output
 //!   has no limit, and `queue.wait_us` is only for outputs that drop frames.
 //! - The limits of `police` belong to the policies `bps` and `pps`. Under another policy, a port
 //!   with `police` sends without these limits.
+//! - `ceilings` of `wfq` limit tenants in queue 0, and not a tenant whose code point has another
+//!   queue.
+//! - Tenants' weights divide only an output with `egress = "fair-share"`, and what arrives through
+//!   an uplink with `inbound`.
 
 use super::Warning;
-use crate::config::{Egress, Excess, HostConfig, IngressPolicy, Port};
+use crate::config::{Egress, Excess, HostConfig, IngressPolicy, Port, Tenant, Weight};
 
-/// Returns a warning for each setting of a port that has no effect.
+/// Returns a warning for each setting of a port that has no effect, and one for tenants' weights.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
     for port in &config.ports {
-        for text in [wait(port), police(port)].into_iter().flatten() {
+        let texts = [wait(port), police(port), ceiling(port, &config.tenants)];
+        for text in texts.into_iter().flatten() {
             let text = format!("port {}: {text}", port.name);
             all.push(Warning { ports: vec![port.name.clone()], text });
         }
     }
+    all.extend(weight(config));
     all
+}
+
+fn ceiling(port: &Port, tenants: &[Tenant]) -> Option<String> {
+    let wfq = port.wfq.as_ref()?;
+    tenants.iter().filter(|tenant| wfq.ceilings.contains_key(&tenant.name)).find_map(|tenant| {
+        let dscp = tenant.dscp?;
+        let (_, queue) = wfq.map.iter().find(|(point, _)| point.get() == dscp)?;
+        (*queue != 0).then(|| {
+            format!(
+                "`wfq.ceilings` does not limit tenant {}, because its code point {dscp} is in \
+                 queue {queue}; limit the tenant with its `send`",
+                tenant.name
+            )
+        })
+    })
+}
+
+fn weight(config: &HostConfig) -> Option<Warning> {
+    let mut shared = config.ports.iter().filter(|port| port.tenant.is_none()).peekable();
+    shared.peek()?;
+    if shared.any(|port| port.egress == Egress::FairShare || port.inbound.is_some()) {
+        return None;
+    }
+    let set = |tenant: &&Tenant| tenant.uplink_weight != Weight::default();
+    let tenant = config.tenants.iter().find(set)?;
+    let text = format!(
+        "tenant {}: `uplink_weight` {} has no effect, because no uplink is divided by weight; set \
+         egress = \"fair-share\" or `inbound` of the uplink, or remove `uplink_weight`",
+        tenant.name,
+        tenant.uplink_weight.0.get()
+    );
+    Some(Warning { ports: Vec::new(), text })
 }
 
 fn wait(port: &Port) -> Option<String> {
@@ -96,6 +134,40 @@ mod tests {
             "ingress_policy = \"pps\"\npolice = { pps = \"200k\", cir = \"1G\" }",
         ] {
             assert_eq!(warned(holds), Vec::<String>::new(), "{holds}");
+        }
+    }
+
+    #[test]
+    fn a_ceiling_of_a_tenant_with_its_own_queue_is_warned_of() {
+        let with = |dscp: &str| {
+            let wfq = "{ map = { 8 = 1, 9 = 0 }, ceilings = { red = \"50M\" } }";
+            warned(&format!("egress = \"wfq\"\nwfq = {wfq}\n[[tenant]]\nname = \"red\"\n{dscp}"))
+        };
+        assert_eq!(
+            with("dscp = 8"),
+            ["port vm1: `wfq.ceilings` does not limit tenant red, because its code point 8 is in \
+              queue 1; limit the tenant with its `send`"]
+        );
+        for shares in ["", "dscp = 0", "dscp = 9", "dscp = 10"] {
+            assert_eq!(with(shares), Vec::<String>::new(), "{shares}");
+        }
+    }
+
+    #[test]
+    fn weights_that_divide_nothing_are_warned_of_once() {
+        let tenants = "[[tenant]]\nname = \"red\"\n[[tenant]]\nname = \"blue\"\nuplink_weight = \
+                       5\n[[tenant]]\nname = \"green\"\nuplink_weight = 3";
+        let with = |keys: &str| warned(&format!("{keys}\n{tenants}"));
+        assert_eq!(
+            with("egress = \"wfq\""),
+            ["tenant blue: `uplink_weight` 5 has no effect, because no uplink is divided by \
+              weight; set egress = \"fair-share\" or `inbound` of the uplink, or remove \
+              `uplink_weight`"]
+        );
+        for divides in
+            ["egress = \"fair-share\"", "link = \"1G\"\ninbound = {}", "tenant = \"red\""]
+        {
+            assert_eq!(with(divides), Vec::<String>::new(), "{divides}");
         }
     }
 }

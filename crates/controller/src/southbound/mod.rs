@@ -23,7 +23,6 @@ mod classes;
 mod diff;
 mod driver;
 pub mod gnmi;
-mod left_out;
 pub mod linux_tc;
 mod missing;
 pub mod penstock;

@@ -27,7 +27,6 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Response, Status};
 
 use super::driver::summary;
-use super::left_out::LeftOut;
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, QueueCounters, SwitchDriver, SwitchState,
 };
@@ -69,7 +68,6 @@ pub struct PenstockSwitch {
     ports: Vec<String>,
     address: Address,
     queues: u8,
-    left_out: LeftOut,
     /// Connection of the last request, if the request succeeded.
     kept: Mutex<Option<Link>>,
 }
@@ -112,8 +110,8 @@ impl PenstockSwitch {
             });
         }
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let (left_out, kept) = Default::default();
-        Ok(Self { name: name.to_owned(), ports, address, queues, left_out, kept })
+        let kept = Mutex::default();
+        Ok(Self { name: name.to_owned(), ports, address, queues, kept })
     }
 
     fn unreachable(&self, problem: String) -> DriverError {
@@ -263,7 +261,6 @@ impl PenstockSwitch {
             );
             all.left_out.insert(port.clone(), why);
         }
-        self.left_out.log(&self.name, &all);
         Ok(all)
     }
 

@@ -12,6 +12,7 @@ use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::leader::{Leader, Settings};
 use penstock_controller::southbound::{Change, Faults, PortState};
 use penstock_controller::store::Store;
+use penstock_controller::view::explain;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Mode, Plan, Step};
 
@@ -381,6 +382,9 @@ async fn one_switch_of_four_that_refuses_forever_stops_nobody_else() {
             assert!(["c", "c2"].into_iter().all(shares), "{fault:?}");
             interval(&mut leader, &all(9)).await;
         }
+        let why = explain(&leader, "c").unwrap()["why"].to_string();
+        let switch = "switch rack-2 cannot be reached, or refused a plan";
+        assert!(why.contains(switch), "{fault:?}: {why}");
         // Queues also change hands at once.
         leader.remove("a").await.unwrap();
         leader.add(within("a3", "rack-0", 4, 10)).await.unwrap();
@@ -417,6 +421,8 @@ async fn a_port_of_others_concerns_only_its_tenants() {
     }
     for name in &names {
         assert_eq!(shares(name), name.ends_with('2'), "{name}: {:?}", world.marks());
+        let why = explain(&leader, name).unwrap()["why"].to_string();
+        assert_eq!(why.contains("event `left-out`"), name.ends_with('2'), "{name}: {why}");
     }
     assert_eq!(told(&leader), 1);
     world.fault("rack-2", Faults::default());

@@ -595,4 +595,15 @@ fn a_port_with_qinq_may_send_one_tag_more_and_no_other() {
         let verdict = b.send(0, &hidden_behind(hide, &mine));
         assert_eq!(verdict, Verdict::Drop(DropReason::HiddenHeader), "behind {hide:x?}");
     }
+    // The code point of a cut IP header cannot be overwritten.
+    let tag = [0x88, 0xa8, 0, 7];
+    for (ethertype, header) in [([0x08, 0x00], 20), ([0x86, 0xdd], 40), ([0x08, 0x06], 1)] {
+        let frame = |length: usize| {
+            [&mine[..12], &tag[..], &ethertype[..], &vec![0x45_u8; length][..]].concat()
+        };
+        assert_eq!(b.send(0, &frame(header)), Verdict::Flood(0), "{ethertype:x?}");
+        let refused = Verdict::Drop(DropReason::HiddenHeader);
+        let cut = if header > 1 { refused } else { Verdict::Flood(0) };
+        assert_eq!(b.send(0, &frame(header - 1)), cut, "{ethertype:x?}");
+    }
 }

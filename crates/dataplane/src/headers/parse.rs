@@ -270,12 +270,18 @@ fn hides(w: &[u8; HEAD_COPY], len: usize) -> bool {
     }
 }
 
-/// Whether a frame that hides a header has exactly one further tag, with a VLAN id that is not 0.
-/// Stations treat a frame with VLAN id 0 as untagged.
+/// Whether a frame that hides a header has exactly one further tag, with a VLAN id that is not 0,
+/// and no cut IP header behind the tag. Stations treat a frame with VLAN id 0 as untagged. In a cut
+/// IP header, switches would obey the code point of the VM, because no host overwrites it.
 pub(crate) fn hides_behind_one_tag(w: &[u8; HEAD_COPY], len: usize) -> bool {
     is_tag(be16(w, L3 - 2)) && len >= L3 + 4 && be16(w, L3) & 0xfff != 0 && {
         let inner = be16(w, L3 + 2);
-        inner >= 0x0600 && !is_tag(inner)
+        let least = match inner {
+            ETHERTYPE_IPV4 => 20,
+            ETHERTYPE_IPV6 => 40,
+            _ => 0,
+        };
+        inner >= 0x0600 && !is_tag(inner) && len >= L3 + 4 + least
     }
 }
 

@@ -74,8 +74,9 @@ impl Maker {
     }
 }
 
-/// Asks each switch how many queues a plan may use, and logs a warning for each switch that has
-/// fewer than the `queues` of the fabric. Such a switch refuses plans that use all queues.
+/// Reads each switch, and logs a warning for each switch on which a plan may use fewer queues than
+/// the `queues` of the fabric. Such a switch refuses plans that use all queues. Also logs a warning
+/// for each port that a driver does not use. In observe mode, nothing else reads the switches.
 pub async fn ask(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) {
     for warning in warnings(drivers, queues).await {
         tracing::warn!("{warning}");
@@ -89,7 +90,7 @@ async fn warnings(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) -> Vec<String
     loop {
         let room = ASKED_AT_ONCE - asked.len();
         for (at, driver) in waiting.by_ref().take(room) {
-            asked.spawn(async move { (at, warning(&*driver, queues).await) });
+            asked.spawn(async move { (at, warnings_of(&*driver, queues).await) });
         }
         match asked.join_next().await {
             // A task fails only if a driver panics.
@@ -99,17 +100,22 @@ async fn warnings(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) -> Vec<String
     }
 }
 
-async fn warning(driver: &dyn SwitchDriver, queues: u8) -> Option<String> {
-    match driver.capabilities().await {
-        Ok(can) if usable_queues(&can) < queues => Some(format!(
-            "switch {}: a plan may use {} queues, but the fabric has {queues}; raise \
-             `reserved_queues` in the fabric's file",
-            driver.name(),
-            usable_queues(&can)
-        )),
-        Ok(_) => None,
-        Err(error) => Some(format!("its number of queues is not known yet: {error}")),
-    }
+async fn warnings_of(driver: &dyn SwitchDriver, queues: u8) -> Vec<String> {
+    let name = driver.name();
+    let (usable, left_out) = match driver.look().await {
+        Ok((can, state)) => (usable_queues(&can), state.left_out),
+        Err(error) => return vec![format!("a switch cannot be read yet: {error}")],
+    };
+    let few = (usable < queues).then(|| {
+        format!(
+            "switch {name}: a plan may use {usable} queues, but the fabric has {queues}; raise \
+             `reserved_queues` in the fabric's file"
+        )
+    });
+    let reason = |(port, reason): (String, String)| {
+        format!("switch {name}: port {port} is not used: {reason}")
+    };
+    few.into_iter().chain(left_out.into_iter().map(reason)).collect()
 }
 
 fn fabric(file: &ControllerFile) -> Result<Fabric> {
@@ -129,8 +135,10 @@ mod tests {
 
     use penstock_controller::Stamp;
     use penstock_controller::southbound::{
-        Capabilities, Change, DriverError, QueueCounters, SwitchState,
+        Capabilities, Change, DriverError, Faults, ONE_STEP, PortInfo, QueueCounters, SimSwitch,
+        SwitchState,
     };
+    use penstock_units::BitsPerSecond;
     use tokio::sync::Barrier;
 
     use super::*;
@@ -207,5 +215,26 @@ mod tests {
         for (at, warning) in warnings.iter().enumerate() {
             assert!(warning.contains(&format!("switch leaf{at}: ")), "{at}: {warning}");
         }
+    }
+
+    #[tokio::test]
+    async fn too_few_queues_and_ports_that_are_not_used_are_reported() {
+        let can = Capabilities {
+            queues: 4,
+            classes: ONE_STEP,
+            weights: (1, 100),
+            remap: true,
+            fixed_map: BTreeMap::new(),
+            map_per_port: true,
+        };
+        let ports = ["a", "b"].map(|name| PortInfo { name: name.into(), rate: BitsPerSecond(1) });
+        let switch = SimSwitch::new("leaf1", can, &ports);
+        assert_eq!(warnings_of(&switch, 4).await, Vec::<String>::new());
+        let foreign = [("b".to_owned(), "it has another map".to_owned())].into();
+        switch.set_faults(Faults { foreign, ..Faults::default() });
+        let warnings = warnings_of(&switch, 5).await;
+        assert!(warnings[0].contains("may use 4 queues, but the fabric has 5"), "{warnings:?}");
+        assert_eq!(warnings[1], "switch leaf1: port b is not used: it has another map");
+        assert_eq!(warnings.len(), 2);
     }
 }

@@ -74,7 +74,6 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Request, Status};
 
 use super::driver::summary;
-use super::left_out::LeftOut;
 use super::step::agree;
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
@@ -163,7 +162,6 @@ pub struct GnmiSwitch {
     setting: Arc<Mutex<()>>,
     /// Time until which a caller should wait for the running Set. `None` if no caller waits.
     wait_until: std::sync::Mutex<Option<Instant>>,
-    left_out: LeftOut,
     kinds: std::sync::Mutex<StateKinds>,
     /// Number of questions for the target's run until the driver asks for [`BOOT_TIME`] again.
     boot_time_pause: AtomicU32,
@@ -233,7 +231,7 @@ impl GnmiSwitch {
             Ok(endpoint) => {
                 let (name, login) = (name.to_owned(), login.flatten());
                 let ports = ports.iter().map(|port| port.name.clone()).collect();
-                let (no_role, setting, wait_until, left_out) = Default::default();
+                let (no_role, setting, wait_until) = Default::default();
                 let (kinds, boot_time_pause) = Default::default();
                 Ok(Self {
                     name,
@@ -244,7 +242,6 @@ impl GnmiSwitch {
                     no_role,
                     setting,
                     wait_until,
-                    left_out,
                     kinds,
                     boot_time_pause,
                 })
@@ -403,7 +400,6 @@ impl GnmiSwitch {
             Tree::with(leaves, |path| kinds.applied_without(path, waits))
         };
         let state = self.state(&tree)?;
-        self.left_out.log(&self.name, &state);
         Ok((tree, state))
     }
 

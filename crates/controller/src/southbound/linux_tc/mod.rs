@@ -25,9 +25,9 @@
 //! the sum of both waits. Only the direction with more bytes in flight fills its queue. The other
 //! one has a rate in proportion to its smaller window, however long the queues are (Heusse et al.,
 //! "Two-way TCP connections", CCR 2011). So each queue has two FIFOs that take turns, one for TCP's
-//! pure acknowledgements and one for all other frames ([`Leaf::TwoFifos`]). RFC 3449 describes such
-//! a scheduling of acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so
-//! the driver uses a second HTB, whose classes have a rate above that of any port.
+//! pure acknowledgements and one for all other frames. RFC 3449 describes such a scheduling of
+//! acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so the driver uses a
+//! second HTB, whose classes have a rate above that of any port.
 //!
 //! # Stamp
 //!
@@ -38,12 +38,14 @@
 //!
 //! # Other configurations
 //!
-//! The driver does not change other configurations of a Linux switch. The driver refuses the switch
-//! in the following cases:
+//! The driver does not change other configurations of a Linux switch. The driver leaves a port out,
+//! and uses the other ports, in the following cases:
 //!
-//! - A port has a root qdisc with a handle other than `0:` (the kernel's default) and `9e50:`.
+//! - The port has a root qdisc with a handle other than `0:` (the kernel's default) and `9e50:`.
 //! - The driver's root qdisc has a filter that the driver did not set.
-//! - The alias of `lo` has a text that the driver did not write.
+//! - The interface does not exist.
+//!
+//! The driver refuses the switch if the alias of `lo` has a text that the driver did not write.
 //!
 //! # Source
 //!
@@ -70,7 +72,7 @@ use async_trait::async_trait;
 
 pub use kernel::{Hold, Kernel, KernelError, Message, Request};
 pub use netns::Netns;
-pub use settings::{Leaf, Settings};
+pub use settings::Settings;
 
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
@@ -105,6 +107,8 @@ struct SwitchReading {
     links: Links,
     /// State of each port, in the driver's order.
     ports: Vec<PortRead>,
+    /// Ports that the driver does not use, with the reason.
+    left_out: BTreeMap<String, String>,
 }
 
 impl SwitchReading {
@@ -230,25 +234,28 @@ impl TcSwitch {
         let links = read::links(&links).map_err(|error| self.rubbish(&words[0], error))?;
         let stamp = self.stamp(&links.alias)?;
         let mut all = read::qdiscs(&qdiscs).map_err(|error| self.rubbish(&words[1], error))?;
-        let mut ports = Vec::with_capacity(self.ports.len());
+        let (mut ports, mut left_out) = (Vec::with_capacity(self.ports.len()), BTreeMap::new());
         for PortInfo { name, .. } in &self.ports {
-            let Some(index) = links.indices.get(name) else {
-                let limit = "the switch has no such interface".to_owned();
-                return Err(self.beyond(format!("port {name}"), limit, "correct the port name"));
+            let read = links.indices.get(name).map(|index| all.remove(index).unwrap_or_default());
+            let refusal = match read.as_ref().map(|read| &read.root) {
+                None => {
+                    let limit = "the switch has no such interface".to_owned();
+                    let remedy = "make the interface, or correct the port name";
+                    Some(self.beyond(format!("port {name}"), limit, remedy))
+                }
+                Some(Root::Foreign(qdisc)) => {
+                    let what = format!("the root qdisc {qdisc} of port {name}");
+                    let limit = "the qdisc does not belong to Penstock".to_owned();
+                    let remedy =
+                        "run `tc qdisc del dev PORT root`, or leave the port out of the topology";
+                    Some(self.beyond(what, limit, remedy))
+                }
+                Some(Root::Default | Root::Ours) => None,
             };
-            let read = all.remove(index).unwrap_or_default();
-            if let Root::Foreign(qdisc) = &read.root {
-                let what = format!("the root qdisc {qdisc} of port {name}");
-                let limit = "the qdisc does not belong to Penstock".to_owned();
-                return Err(self.beyond(
-                    what,
-                    limit,
-                    "run `tc qdisc del dev PORT root`, or leave the port out of the topology",
-                ));
-            }
-            ports.push(read);
+            left_out.extend(refusal.map(|refusal| (name.clone(), refusal.to_string())));
+            ports.push(read.unwrap_or_default());
         }
-        let mut seen = SwitchReading { stamp, links, ports };
+        let mut seen = SwitchReading { stamp, links, ports, left_out };
         self.see_queues(&mut seen).await?;
         Ok(seen)
     }
@@ -279,7 +286,9 @@ impl TcSwitch {
                     let what = format!("port {}: {filter}", port.name);
                     let limit = "the filter does not belong to Penstock".to_owned();
                     let remedy = "run `tc filter del dev PORT parent 9e50: pref N`";
-                    return Err(self.beyond(what, limit, remedy));
+                    let refusal = self.beyond(what, limit, remedy).to_string();
+                    seen.left_out.insert(port.name.clone(), refusal);
+                    None
                 }
             };
             let classes = read::classes(classes);
@@ -288,14 +297,23 @@ impl TcSwitch {
         Ok(())
     }
 
+    /// Returns the ports that the driver uses, each with its state.
+    fn used<'a>(
+        &'a self,
+        seen: &'a SwitchReading,
+    ) -> impl Iterator<Item = (&'a PortInfo, &'a PortRead)> {
+        let all = self.ports.iter().zip(&seen.ports);
+        all.filter(move |(port, _)| !seen.left_out.contains_key(&port.name))
+    }
+
     fn state(&self, seen: &SwitchReading) -> SwitchState {
-        let state = |port: &PortInfo, read: &PortRead| {
+        let state = |(port, read): (&PortInfo, &PortRead)| {
             let weights = plan::weights(&self.settings, port.rate, read);
             let map = read.map.clone().unwrap_or_default();
             (port.name.clone(), PortState { weights, map }.canonical())
         };
-        let ports = self.ports.iter().zip(&seen.ports).map(|(port, read)| state(port, read));
-        SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
+        let ports = self.used(seen).map(state).collect();
+        SwitchState { stamp: seen.stamp, ports, left_out: seen.left_out.clone() }
     }
 
     /// Returns the requests that make `changes`. For a port without the qdisc HTB, the requests
@@ -303,7 +321,7 @@ impl TcSwitch {
     fn steps(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Request>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
-        let each = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {
+        let each = self.used(seen).flat_map(|(port, read)| {
             let (interface, target) = (seen.interface(port), &target.ports[&port.name]);
             plan::steps(&self.settings, interface, port.rate, read, target)
         });
@@ -375,7 +393,7 @@ impl SwitchDriver for TcSwitch {
 
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
         let seen = self.see().await?;
-        let all = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {
+        let all = self.used(&seen).flat_map(|(port, read)| {
             read.classes.iter().map(|(queue, class)| QueueCounters {
                 port: port.name.clone(),
                 queue: *queue,

@@ -106,8 +106,8 @@ pub(super) fn steps(
     // A new class is created in its final state. The map may refer to it afterwards.
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
     all.extend(new.map(class));
-    for queue in queues().filter(|queue| !read.has_leaf(*queue, settings.leaf)) {
-        all.extend(requests::leaf(port, queue, settings.leaf, read.inner.contains(&queue)));
+    for queue in queues().filter(|queue| !read.pairs.contains(queue)) {
+        all.extend(requests::fifos(port, queue, settings.frames, read.inner.contains(&queue)));
     }
     if read.map.as_ref() != Some(&target.map) {
         all.push(requests::map(port, &target.map));
@@ -124,8 +124,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-
-    use crate::southbound::linux_tc::settings::Leaf;
 
     const RATE: BitsPerSecond = BitsPerSecond(100_000_000);
 
@@ -148,7 +146,7 @@ mod tests {
         let classes: BTreeMap<u8, Class> = (0..3).map(class).collect();
         let map = Some(target.map.clone());
         let (inner, pairs) = ([0, 1, 2].into(), [0, 1, 2].into());
-        PortRead { root: Root::Ours, leaves: [].into(), inner, pairs, top, classes, map }
+        PortRead { root: Root::Ours, inner, pairs, top, classes, map }
     }
 
     const E0: Interface<'_> = Interface { name: "e0", index: 3 };
@@ -208,7 +206,6 @@ mod tests {
         let target = state(&[1, 2, 4], &[(8, 1)]);
         let mut is = read(&target);
         // Queue 1 has the FIFO of an earlier version. Queue 2 lacks its last FIFO.
-        is.leaves.insert(1);
         is.inner.remove(&1);
         is.pairs = [0].into();
         let lines = plan(&is, &target);
@@ -226,11 +223,6 @@ mod tests {
         // The kernel refuses to replace an HTB by another one with the same handle.
         assert_eq!(begins[6], "tc class replace dev e0 parent 9e72:");
         assert_eq!(begins[10..], ["tc qdisc replace dev e0 parent 9e72:2"]);
-        let fifo = Settings { leaf: Leaf::Fifo { frames: 500 }, ..settings() };
-        is.leaves = [0, 1].into();
-        let lines = words(steps(&fifo, E0, RATE, &is, &target));
-        let line = "tc qdisc replace dev e0 parent 9e50:12 handle 9e62: pfifo limit 500";
-        assert_eq!(lines, [line]);
     }
 
     #[test]

@@ -11,7 +11,6 @@ use super::layout::{
 use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text};
 use super::program;
 use super::requests::{IFLA_IFALIAS, TC_H_ROOT, TCA_BPF_OPS};
-use super::settings::Leaf;
 
 const IFLA_IFNAME: u16 = 3;
 const LOOPBACK: &str = "lo";
@@ -54,8 +53,6 @@ pub(super) enum Filters {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PortRead {
     pub(super) root: Root,
-    /// Queues with a single leaf qdisc of the driver.
-    pub(super) leaves: BTreeSet<u8>,
     /// Queues with an HTB of the driver for two FIFOs. The two FIFOs may be missing.
     pub(super) inner: BTreeSet<u8>,
     /// Queues with both FIFOs. The driver sets up the FIFO that counts here last.
@@ -67,16 +64,6 @@ pub(super) struct PortRead {
     /// Map from code point to queue of the port's BPF program, or `None` if the port has no BPF
     /// program.
     pub(super) map: Option<BTreeMap<u8, u8>>,
-}
-
-impl PortRead {
-    /// Whether the driver has set up the qdiscs of a queue.
-    pub(super) fn has_leaf(&self, queue: u8, leaf: Leaf) -> bool {
-        match leaf {
-            Leaf::TwoFifos { .. } => self.pairs.contains(&queue),
-            Leaf::Fifo { .. } | Leaf::FqCodel => self.leaves.contains(&queue),
-        }
-    }
 }
 
 fn short(what: &str) -> String {
@@ -122,7 +109,6 @@ pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, St
                 let is = |queue: &u8| (handle, parent) == (handle_of(*queue), parent_of(*queue));
                 (0..QUEUES_MAX).find(is)
             };
-            port.leaves.extend(queue(leaf_of, class_of));
             port.inner.extend(queue(inner_of, class_of).filter(|_| kind == "htb"));
             port.pairs.extend(queue(leaf_of, others_class_of));
         }
@@ -241,7 +227,6 @@ mod tests {
         ];
         let ports = qdiscs(&all).expect("valid");
         assert_eq!((&ports[&1].root, &ports[&2].root), (&Root::Default, &Root::Ours));
-        assert_eq!(ports[&2].leaves, [1].into());
         assert_eq!(ports[&2].inner, [3, 4].into());
         assert_eq!(ports[&2].pairs, [4].into(), "the last FIFO of queue 3 is missing");
         assert_eq!(ports[&3].root, Root::Foreign("htb 1:".to_owned()));
@@ -260,7 +245,7 @@ mod tests {
                 00000000000000004201000000000000000000002c00030008c90100000000004e0000004201\
                 0000000000000000000000000000000000000000000000000000";
         let ports = qdiscs(&[recorded(root), recorded(leaf)]).expect("valid");
-        let port = PortRead { root: Root::Ours, leaves: [1].into(), ..PortRead::default() };
+        let port = PortRead { root: Root::Ours, ..PortRead::default() };
         assert_eq!(ports, [(3, port)].into());
     }
 

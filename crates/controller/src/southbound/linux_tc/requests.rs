@@ -16,7 +16,6 @@ use super::layout::{
 };
 use super::netlink::{LinkHeader, NLM_F_DUMP, TCA_KIND, TCA_OPTIONS, TcHeader, put};
 use super::program::{Instruction, acks, bytecode, bytes, encode};
-use super::settings::Leaf;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
@@ -139,30 +138,23 @@ pub(super) fn class(port: Interface<'_>, parent: u32, handle: u32, class: &Class
     Request { words, kind: RTM_NEWTCLASS, flags: NLM_F_CREATE, body }
 }
 
-/// Creates the qdiscs of a queue. `has_inner` says whether the queue already has the HTB for two
-/// FIFOs, which the kernel cannot replace by an equal one.
-pub(super) fn leaf(port: Interface<'_>, queue: u8, leaf: Leaf, has_inner: bool) -> Vec<Request> {
-    let place = (class_of(queue), leaf_of(queue));
-    match leaf {
-        Leaf::Fifo { frames } => vec![fifo(port, place, frames)],
-        Leaf::FqCodel => vec![qdisc(port, place, ("fq_codel", "fq_codel"), None)],
-        Leaf::TwoFifos { frames } => {
-            let inner = inner_of(queue);
-            let [first, rest] = [acks_class_of(queue), others_class_of(queue)];
-            let turns =
-                Class { quantum: TURN, rate: UNLIMITED, ceil: UNLIMITED, ..Class::default() };
-            let mut all = Vec::new();
-            if !has_inner {
-                all.push(htb(port, (class_of(queue), inner), OTHERS));
-            }
-            all.extend([first, rest].map(|handle| class(port, inner, handle, &turns)));
-            all.push(fifo(port, (first, acks_of(queue)), frames));
-            all.push(filter(port, inner, &acks(first)));
-            // The driver reads from this FIFO that the queue is complete.
-            all.push(fifo(port, (rest, leaf_of(queue)), frames));
-            all
-        }
+/// Creates the qdiscs of a queue: a FIFO of `frames` frames for acknowledgements, and one for all
+/// other frames. `has_inner` says whether the queue already has the HTB for the FIFOs, which the
+/// kernel cannot replace by an equal one.
+pub(super) fn fifos(port: Interface<'_>, queue: u8, frames: u32, has_inner: bool) -> Vec<Request> {
+    let inner = inner_of(queue);
+    let [first, rest] = [acks_class_of(queue), others_class_of(queue)];
+    let turns = Class { quantum: TURN, rate: UNLIMITED, ceil: UNLIMITED, ..Class::default() };
+    let mut all = Vec::new();
+    if !has_inner {
+        all.push(htb(port, (class_of(queue), inner), OTHERS));
     }
+    all.extend([first, rest].map(|handle| class(port, inner, handle, &turns)));
+    all.push(fifo(port, (first, acks_of(queue)), frames));
+    all.push(filter(port, inner, &acks(first)));
+    // The driver reads from this FIFO that the queue is complete.
+    all.push(fifo(port, (rest, leaf_of(queue)), frames));
+    all
 }
 
 /// Creates or atomically replaces the filter that maps code points to queues.
@@ -241,7 +233,7 @@ mod tests {
         assert_eq!(hex(&root.body), header(0x9e50_0000, 0xffff_ffff) + options);
         assert_eq!((root.kind, root.flags), (36, 0x500));
 
-        let leaf = leaf(E0, 1, Leaf::Fifo { frames: 500 }, false).remove(0);
+        let leaf = fifo(E0, (class_of(1), leaf_of(1)), 500);
         let words = "tc qdisc replace dev e0 parent 9e50:11 handle 9e61: pfifo limit 500";
         assert_eq!(leaf.words, words);
         let options = "0a000100706669666f00000008000200f4010000";
@@ -263,8 +255,7 @@ mod tests {
 
     #[test]
     fn two_fifos_take_turns_below_a_second_htb() {
-        let leaf = |has_inner| leaf(E0, 1, Leaf::TwoFifos { frames: 500 }, has_inner);
-        let (whole, again) = (leaf(false), leaf(true));
+        let (whole, again) = (fifos(E0, 1, 500, false), fifos(E0, 1, 500, true));
         assert_eq!(again, whole[1..]);
         let words: Vec<&str> = whole.iter().map(|request| request.words.as_str()).collect();
         assert_eq!(words[0], "tc qdisc replace dev e0 parent 9e50:11 handle 9e71: htb default 2");

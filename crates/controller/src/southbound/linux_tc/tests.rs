@@ -122,11 +122,41 @@ async fn invalid_answers_are_errors_with_the_switchs_name() {
     }
 }
 
+/// Returns why the driver does not use the port `e0` of a switch that also has the port `e1`.
+async fn left_out(answers: Vec<Exchange>) -> String {
+    let answers = answers.into_iter().map(Ok).collect();
+    let (switch, _) = switch(&[port("e0"), port("e1")], answers);
+    let mut is = switch.read_back().await.expect("the other port is readable");
+    assert_eq!(is.ports.keys().collect::<Vec<_>>(), ["e1"]);
+    is.left_out.remove("e0").expect("left out")
+}
+
 #[tokio::test]
-async fn a_port_without_an_interface_is_named() {
-    let (switch, _) = switch(&[port("e7")], vec![Ok(vec![lo(""), vec![]])]);
-    let error = switch.read_back().await.expect_err("no e7").to_string();
-    assert!(error.contains("port e7") && error.contains("no such interface"), "{error}");
+async fn a_port_that_the_driver_cannot_use_is_left_out_by_itself() {
+    let without = vec![link(1, "lo", ""), link(3, "e1", "")];
+    let why = left_out(vec![vec![without, vec![]]]).await;
+    assert!(why.contains("port e0") && why.contains("no such interface"), "{why}");
+    let others = object(2, "fq", 0x8001_0000, u32::MAX);
+    let why = left_out(vec![vec![lo(""), vec![others]]]).await;
+    assert!(why.contains("root qdisc fq 8001:") && why.contains("tc qdisc del"), "{why}");
+    let filter = object(2, "u32", 0, ROOT);
+    let why = left_out(vec![vec![lo(""), vec![ours(2)]], vec![vec![filter], vec![]]]).await;
+    assert!(why.contains("filter u32") && why.contains("tc filter del"), "{why}");
+}
+
+#[tokio::test]
+async fn the_ports_beside_a_port_of_others_are_changed() {
+    let see = || Ok(vec![lo(""), vec![object(2, "fq", 0x8001_0000, u32::MAX)]]);
+    let (switch, kernel) = switch(&[port("e0"), port("e1")], vec![see(), see()]);
+    let weigh = |port: &str| Change::Weigh { port: port.to_owned(), weights: vec![1, 1] };
+    let error = switch.words(&[weigh("e0")]).await.expect_err("left out").to_string();
+    assert!(error.contains("root qdisc fq 8001:"), "{error}");
+    let stamp = Stamp { epoch: 8, generation: 1 };
+    switch.apply(stamp, &[weigh("e1")]).await.expect_err("the script has no third answer");
+    let asked = kernel.asked.lock().expect("one thread");
+    let steps = asked.last().expect("steps");
+    assert!(steps[0].words.starts_with("tc qdisc replace dev e1 root"), "{}", steps[0].words);
+    assert!(steps.iter().all(|step| !step.words.contains("dev e0")), "{steps:?}");
 }
 
 #[tokio::test]

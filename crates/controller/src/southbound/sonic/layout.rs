@@ -21,6 +21,11 @@
 //! Tenants get only traffic classes that no code point keeps, and that are not lossless on any
 //! port. A port that does not fit to the ports before it is left out by itself.
 //!
+//! The class of a frame depends on the port by which the frame enters, and its queue on the port by
+//! which it leaves. Frames that enter by ports of others therefore leave by the driver's ports with
+//! the classes of the other maps. The most frequent code point of these frames is 0. Tenants get
+//! its classes only if there are too few others.
+//!
 //! # Cost
 //!
 //! A layout takes O(ports · (maps + code points + entries of the table QUEUE)).
@@ -80,9 +85,12 @@ impl Base {
 pub(super) struct Layout {
     /// SONiC's queue for each of the controller's queues. The first is the shared queue.
     pub(super) queues: Vec<u8>,
-    /// Traffic classes for tenants. The first is the class of the shared queue. There is at least
-    /// one class for each queue.
+    /// Traffic classes for tenants, best first. The first is the class of the shared queue. There
+    /// is at least one class for each queue.
     pub(super) classes: Vec<u8>,
+    /// Traffic classes of frames for the shared queue that enter by ports that the driver does not
+    /// use. Of `classes`, tenants get these last.
+    pub(super) others: BTreeSet<u8>,
     /// Ports that the driver uses, with the maps that the driver extends.
     pub(super) ports: BTreeMap<String, Base>,
     pub(super) left_out: BTreeMap<String, Unfit>,
@@ -98,20 +106,24 @@ impl Layout {
     ) -> Result<Self, Unfit> {
         check_platform(tables)?;
         let (queues, ports_in_order) = (settings.sonic_queues(), ports);
-        let (ports, left_out) = (BTreeMap::new(), BTreeMap::new());
-        let mut layout = Self { queues, classes: Vec::new(), ports, left_out };
+        let (ports, left_out, others) = Default::default();
+        let mut layout = Self { queues, classes: Vec::new(), others, ports, left_out };
         let mut busy = BTreeSet::new();
-        layout.classes = classes(settings, &layout.queues, &busy);
         for port in ports_in_order {
             match layout.fit(settings, port, tables, entries, &busy) {
                 Ok((base, now_busy)) => {
-                    layout.classes = classes(settings, &layout.queues, &now_busy);
                     layout.ports.insert(port.clone(), base);
                     busy = now_busy;
                 }
                 Err(unfit) => drop(layout.left_out.insert(port.clone(), unfit)),
             }
         }
+        let base = layout.ports.values().find(|base| base.dscp.is_some());
+        let first = base.and_then(|base| base.class_of.get(&0)).copied().unwrap_or(0);
+        layout.others = of_other_ports(tables, &layout.ports);
+        layout.classes = free(settings, &busy);
+        let others = &layout.others;
+        layout.classes.sort_by_key(|class| (*class != first, others.contains(class)));
         Ok(layout)
     }
 
@@ -144,7 +156,7 @@ impl Layout {
         if base.dscp.is_some() && !settings.control_queue {
             busy.insert(CONTROL_QUEUE);
         }
-        let free = classes(settings, &self.queues, &busy);
+        let free = free(settings, &busy);
         match free.len() < self.queues.len() {
             true => Err(conflict(Conflict::Classes(free))),
             false => Ok((base, busy)),
@@ -221,22 +233,22 @@ impl Layout {
     }
 }
 
-/// Returns the traffic classes for tenants, of which the first is the class of the shared queue.
-/// The shared queue gets class 0 if it is not busy, because frames without a code point have class
-/// 0. Each other queue gets the class with its own number if this class is free.
-fn classes(settings: &Settings, queues: &[u8], busy: &BTreeSet<u8>) -> Vec<u8> {
-    let mut free: BTreeSet<u8> = (0..settings.classes).filter(|c| !busy.contains(c)).collect();
-    let numbers = queues.iter().enumerate();
-    let mut own: Vec<Option<u8>> = vec![None; queues.len()];
-    for (at, queue) in numbers {
-        let first = (at == 0).then(|| free.take(&0)).flatten();
-        own[at] = first.or_else(|| free.take(queue));
+/// Returns the traffic classes that tenants may have, in ascending order.
+fn free(settings: &Settings, busy: &BTreeSet<u8>) -> Vec<u8> {
+    (0..settings.classes).filter(|class| !busy.contains(class)).collect()
+}
+
+/// Returns the classes that frames for the shared queue have if they enter by ports that the driver
+/// does not use. These are class 0, which frames without a code point have, and the classes of code
+/// point 0. `used` contains the ports that the driver uses.
+fn of_other_ports(tables: &Tables, used: &BTreeMap<String, Base>) -> BTreeSet<u8> {
+    let mut classes = BTreeSet::from([0]);
+    let ports = tables.keys().filter_map(|key| key.strip_prefix("PORT_QOS_MAP|"));
+    for port in ports.filter(|port| !used.contains_key(*port)) {
+        let map = bound(tables, port, BY_DSCP.1).filter(|name| !name.starts_with(MAP));
+        let class = map.and_then(|name| get(tables, &format!("{}|{name}", BY_DSCP.0), "0"));
+        classes.extend(class.and_then(|class| class.parse::<u8>().ok()));
     }
-    let mut classes = Vec::new();
-    for own in own {
-        classes.extend(own.or_else(|| free.pop_first()));
-    }
-    classes.extend(free);
     classes
 }
 
@@ -280,8 +292,9 @@ fn bases<'a>(
     std::iter::once(None).chain(others).map(|base| (name(base), base)).collect()
 }
 
-/// Returns the name of the map that a field of a port means without the driver. `ours` contains the
-/// names of the driver's maps, each with its base.
+/// Returns the name of the map that a field of a port means without the driver. With
+/// [`Settings::tenant_queues`], a port without the field has the map of the whole switch. `ours`
+/// contains the names of the driver's maps, each with its base.
 fn original(
     settings: &Settings,
     port: &str,
@@ -290,7 +303,8 @@ fn original(
     ours: &[(String, Option<&str>)],
 ) -> Result<Option<String>, Unfit> {
     let key = format!("PORT_QOS_MAP|{port}");
-    let Some(bound) = bound(tables, port, field) else { return Ok(None) };
+    let of_switch = || bound(tables, "global", field).filter(|_| settings.tenant_queues.is_some());
+    let Some(bound) = bound(tables, port, field).or_else(of_switch) else { return Ok(None) };
     let base = match ours.iter().find(|(name, _)| name == bound) {
         Some((_, None)) => return Ok(None),
         Some((_, Some(base))) => *base,

@@ -58,7 +58,6 @@ pub use settings::{CONTROL, Endpoint, MapMode, Reference, SETTLE, Settings};
 #[doc(hidden)]
 pub use tables::Tables as Entries;
 
-use super::left_out::LeftOut;
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
@@ -87,8 +86,6 @@ pub struct SonicSwitch {
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
-    /// Ports that the driver did not use at its last read, with the reason.
-    left_out: LeftOut,
     /// Time until which a caller should wait for the ASIC. `None` if the driver does not wait for
     /// the ASIC.
     wait_until: Mutex<Option<Instant>>,
@@ -130,8 +127,8 @@ impl SonicSwitch {
         endpoint: Endpoint,
     ) -> Result<Self, DriverError> {
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let (name, left_out, wait_until) = (name.to_owned(), LeftOut::default(), Mutex::default());
-        let this = Self { name, endpoint, settings, ports, left_out, wait_until };
+        let (name, wait_until) = (name.to_owned(), Mutex::default());
+        let this = Self { name, endpoint, settings, ports, wait_until };
         this.check()?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
         let is_name =
@@ -241,7 +238,7 @@ impl SonicSwitch {
         let failed = |error| self.wire("its configuration", error);
         wire.select(CONFIG_DB).await.map_err(failed)?;
         let mut maps = Vec::new();
-        for (table, _) in [BY_DSCP, BY_CLASS] {
+        for table in [BY_DSCP.0, BY_CLASS.0, "PORT_QOS_MAP"] {
             maps.extend(wire.names(&format!("{table}|*")).await.map_err(failed)?);
         }
         let keys = tables::keys(&self.settings, &self.ports, &maps);
@@ -252,9 +249,7 @@ impl SonicSwitch {
             tables.extend(wire.hashes(keys).await.map_err(failed)?);
         }
         let entries = wire.names("QUEUE|*").await.map_err(failed)?;
-        let reading = self.reading(tables, &entries)?;
-        self.left_out.log(&self.name, &reading.state);
-        Ok(reading)
+        self.reading(tables, &entries)
     }
 
     /// Interprets tables of the switch. `entries` contains the keys of the table QUEUE.

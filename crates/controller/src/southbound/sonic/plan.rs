@@ -24,7 +24,7 @@ use std::fmt;
 use super::layout::{Base, Layout};
 use super::settings::{MapMode, Settings};
 use super::tables::{
-    BY_CLASS, BY_DSCP, CLASSES_MAX, OLD_STAMP, REST, STAMP, Tables, bound, dscp_map, get, map,
+    BY_CLASS, BY_DSCP, CLASSES_MAX, MAP, OLD_STAMP, REST, STAMP, Tables, bound, dscp_map, get, map,
     own_queue_maps, queue_map, refer, scheduler, scheduler_of,
 };
 use super::unfit::{Conflict, Unfit, quoted};
@@ -186,7 +186,8 @@ pub(super) fn plan(
         for class in 0..CLASSES_MAX {
             let has = present.map(|_| *is.get(&class).unwrap_or(&0));
             let owner = assignment.queues.get(&class).map(|queues| queues[n]);
-            let queue = owner.or_else(|| unassigned(settings, layout, base, (class, has)));
+            let kept = has.filter(|_| present.is_some_and(|name| name.starts_with(MAP)));
+            let queue = owner.or_else(|| unassigned(settings, layout, base, (class, kept)));
             let Some(queue) = queue else { continue };
             moves[usize::from(class)] |= has.is_some_and(|has| has != queue);
             fields.push(pair(class, queue));
@@ -220,7 +221,8 @@ pub(super) fn plan(
 }
 
 /// Returns the queue of a traffic class that no tenant has on a port, or `None` if the port's map
-/// needs no entry for the class. `has` is the present queue of the class, if the port has a map.
+/// needs no entry for the class. `has` is the present queue of the class, if the port has a map of
+/// the driver.
 fn unassigned(
     settings: &Settings,
     layout: &Layout,
@@ -233,14 +235,16 @@ fn unassigned(
     }
     if layout.classes.contains(&class) {
         // Frames may still be in the class. A static map is the same on several ports.
-        let has = has.filter(|_| settings.mode == MapMode::PerPort);
+        let is_kept = settings.mode == MapMode::PerPort && !layout.others.contains(&class);
+        let has = has.filter(|_| is_kept);
         return has.filter(|queue| layout.queues.contains(queue)).or(Some(shared));
     }
     if class >= settings.classes && !base.lists(class) {
         // The platform may not have the class, and could refuse the whole map.
         return None;
     }
-    base.queue_of_class(class).or(Some(shared))
+    // Frames that enter by other ports may be in the class, and must not be in a tenant's queue.
+    base.queue_of_class(class).filter(|queue| !layout.queues.contains(queue)).or(Some(shared))
 }
 
 /// Returns the commands of the first transaction, and of the third transaction, that change maps

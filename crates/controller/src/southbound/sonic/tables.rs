@@ -109,7 +109,7 @@ pub(super) fn name(reference: &str) -> &str {
 }
 
 /// Returns all keys of CONFIG_DB that the driver needs for `ports`. `maps` has the keys of all maps
-/// on the switch.
+/// on the switch, and of the entries that bind ports to maps.
 pub(super) fn keys(settings: &Settings, ports: &[String], maps: &[String]) -> Vec<String> {
     let mut keys = vec![OLD_STAMP.to_owned(), DEVICE.to_owned(), format!("SCHEDULER|{REST}")];
     let bases = |table| std::iter::once(None).chain(foreign_maps(maps.iter(), table).map(Some));

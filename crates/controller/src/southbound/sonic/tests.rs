@@ -330,6 +330,58 @@ fn a_port_whose_other_traffic_tenants_would_disturb_is_left_out_by_itself() {
     assert_eq!((is.left_out.remove("Ethernet4"), is.ports.len()), (Some(differs), 1));
 }
 
+/// By `AZURE`, frames with code point 0 have class 1. Such a frame may enter by a port of others,
+/// and leave by a port of the driver.
+#[test]
+fn frames_of_other_ports_are_in_the_shared_queue_and_not_in_a_tenants() {
+    let of_class_1 = |tables: &Tables| {
+        let name = tables::bound(tables, "Ethernet0", BY_CLASS.1).expect("bound");
+        tables::map(tables, BY_CLASS.0, name).expect("a map")[&1]
+    };
+    let beside = |port: &str| -> Tables {
+        let maps = azure().into_iter().filter(|(key, _)| key.contains("_MAP|AZURE"));
+        let bound = azure().remove("PORT_QOS_MAP|Ethernet4").expect("there");
+        bare().into_iter().chain(maps).chain([(format!("PORT_QOS_MAP|{port}"), bound)]).collect()
+    };
+    let wanted = target(&[(8, 1), (16, 2)], &[(8, 1), (16, 2)], &[1, 1, 1]);
+    for mode in [MapMode::PerPort, MapMode::Static([(8, 1), (16, 2)].into())] {
+        // The first port is left out, and the driver does not know the others.
+        for port in ["Ethernet4", "Ethernet8", "global"] {
+            let (settings, mut tables) = (settings(mode.clone()), beside(port));
+            carry_out(&settings, &mut tables, &wanted, |_| ());
+            assert_eq!(of_class_1(&tables), 0, "{mode:?}, {port}");
+            assert_eq!(queue_of(&tables, "Ethernet0", 16), 2);
+        }
+    }
+    for mode in [MapMode::PerPort, MapMode::Static([(10, 1), (11, 2), (12, 3)].into())] {
+        let (settings, mut tables) = (beside_azure(mode), azure());
+        let map = [(10, 1), (11, 2), (12, 3)];
+        carry_out(&settings, &mut tables, &target(&map, &map, &[1, 1, 1, 1]), |_| ());
+        assert_eq!(of_class_1(&tables), 1, "the queue that tenants share");
+    }
+    // Classes without a tenant do not stay in the queues of the other map, which are tenants' now.
+    let (settings, mut tables) = (beside_azure(MapMode::PerPort), azure());
+    carry_out(&settings, &mut tables, &target(&[(10, 1)], &[(10, 1)], &[1, 1]), |_| ());
+    let map = tables::map(&tables, BY_CLASS.0, "PENSTOCK_Ethernet0-AZURE").expect("a map");
+    assert_eq!([0u8, 1, 5, 3, 6].map(|class| map[&class]), [1, 1, 1, 3, 6]);
+    assert_eq!(queue_of(&tables, "Ethernet0", 10), 0);
+}
+
+#[test]
+fn a_port_without_a_map_of_its_own_extends_the_map_of_the_switch() {
+    let (settings, mut tables) = (beside_azure(MapMode::PerPort), azure());
+    let port = tables.get_mut("PORT_QOS_MAP|Ethernet4").expect("there");
+    port.remove("dscp_to_tc_map").expect("there");
+    tables.insert("PORT_QOS_MAP|global".to_owned(), hash(&[("dscp_to_tc_map", "AZURE")]));
+    let map = [(10, 1)];
+    carry_out(&settings, &mut tables, &target(&map, &map, &[1, 1]), |_| ());
+    assert_eq!(tables["PORT_QOS_MAP|Ethernet4"]["dscp_to_tc_map"], "PENSTOCK-AZURE");
+    for (dscp, queue) in [(3, 3), (4, 4), (48, 6), (10, 0), (0, 1)] {
+        assert_eq!(queue_of(&tables, "Ethernet4", dscp), queue, "{dscp}");
+    }
+    assert_eq!(tables["PORT_QOS_MAP|global"], hash(&[("dscp_to_tc_map", "AZURE")]));
+}
+
 #[test]
 fn tenants_do_not_get_code_points_of_other_traffic() {
     let settings = beside_azure(MapMode::PerPort);
@@ -375,6 +427,12 @@ fn a_remedy_is_for_what_is_in_the_way_alone() {
     assert!(!text.contains("config qos clear"), "it deletes all buffers: {text}");
     let command = "sonic-db-cli CONFIG_DB HDEL 'PORT_QOS_MAP|Ethernet0' dscp_to_tc_map";
     assert!(text.contains(command), "{text}");
+    // The key `tenant_queues` helps against other maps, but not against these.
+    for field in ["tc_to_dscp_map", "dot1p_to_tc_map"] {
+        let key = "PORT_QOS_MAP|Ethernet0".to_owned();
+        let text = switch.unfit(&Unfit::Foreign(key, field, "AZURE".to_owned())).to_string();
+        assert!(!text.contains("tenant_queues"), "{text}");
+    }
     let lossless = Conflict::Lossless(3, vec![0, 1, 2]);
     let text = switch.unfit(&Unfit::Conflict("Ethernet0".to_owned(), lossless)).to_string();
     assert!(text.contains("`config interface pfc priority Ethernet0 3 off`"), "{text}");

@@ -78,7 +78,7 @@ impl Unfit {
             Self::Foreign(key, field, other) => {
                 let limit = format!("{key} has {field} {other}, which Penstock did not set");
                 let or = match *field {
-                    "tc_to_dscp_map" => "leave the port out of the topology",
+                    "tc_to_dscp_map" | "dot1p_to_tc_map" => "leave the port out of the topology",
                     _ => "write `tenant_queues` for the switch, or leave the port out",
                 };
                 let command = command("HDEL", key, field);

@@ -362,19 +362,21 @@ async fn changes_by_others_are_seen_and_other_configurations_left_alone() {
     assert_eq!(switch.read_back().await.expect("readable").ports[PORT].weights, [1, 1]);
 
     sh(&format!("tc -n {ns} filter add dev v0 parent 9e50: protocol ip pref 9 u32 match u32 0 0"));
-    let error = switch.read_back().await.expect_err("a filter beside ours").to_string();
-    assert!(error.contains("filter u32 of preference 9"), "{error}");
+    let is = switch.read_back().await.expect("readable");
+    let why = &is.left_out[PORT];
+    assert!(why.contains("filter u32 of preference 9"), "{why}");
     sh(&format!("tc -n {ns} filter del dev v0 parent 9e50: pref 9"));
 
     sh(&format!(
         "tc -n {ns} qdisc del dev v0 root; tc -n {ns} qdisc add dev v0 root handle 7: htb"
     ));
-    let error = switch.apply(stamp(3), &[]).await.expect_err("somebody else's").to_string();
-    assert!(error.contains("root qdisc htb 7:"), "{error}");
+    let error = switch.apply(stamp(3), &[map(8, 2)]).await.expect_err("somebody else's");
+    assert!(error.to_string().contains("root qdisc htb 7:"), "{error}");
+    switch.apply(stamp(3), &[]).await.expect("the other ports of a switch can change");
     assert!(sh(&format!("tc -n {ns} qdisc show dev v0")).starts_with("qdisc htb 7: root"));
 
     sh(&format!("tc -n {ns} qdisc del dev v0 root; ip -n {ns} link set dev lo alias 'by hand'"));
-    let error = switch.apply(stamp(3), &[]).await.expect_err("somebody else's").to_string();
+    let error = switch.apply(stamp(4), &[]).await.expect_err("somebody else's").to_string();
     assert!(error.contains("by hand"), "{error}");
     drop(net);
     let error = switch.read_back().await.expect_err("no namespace any more");

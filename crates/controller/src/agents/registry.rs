@@ -364,14 +364,15 @@ impl Hosts for Registry {
             let mut inner = self.inner();
             let session = inner.sessions.get_mut(host);
             let session = session.ok_or_else(|| HostError::Away(host.to_owned()))?;
-            let message = v1::controller_message::Message::Plan((&plan).into());
+            let stamp = plan.stamp;
+            let message = v1::controller_message::Message::Plan(plan.into());
             let message = v1::ControllerMessage { message: Some(message) };
             if session.out.try_send(message).is_err() {
                 // The agent no longer receives messages. It gets its plan when it reconnects.
                 inner.sessions.remove(host);
                 return Err(HostError::Away(host.to_owned()));
             }
-            session.waiting.push((plan.stamp, done));
+            session.waiting.push((stamp, done));
         }
         // If the session ends before the host answers, the sender is dropped.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))

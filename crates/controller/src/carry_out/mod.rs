@@ -555,7 +555,7 @@ impl Crew {
                 let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
                 let known = self.known.remove(&node);
                 tasks.spawn(node, async move {
-                    let told = async { bring_to(&*driver, known, &wanted, stamp).await.map(Some) };
+                    let told = async { bring_to(&*driver, known, wanted, stamp).await.map(Some) };
                     within(limit, driver.name(), told, || driver.patience()).await
                 });
             } else {

@@ -48,19 +48,19 @@ pub fn step(
             port.weights.clone_from(weights);
         }
         Change::Map { dscp, queue, .. } => {
-            let what = format!("mapping code point {dscp} to queue {queue} on port {name}");
+            let what = || format!("mapping code point {dscp} to queue {queue} on port {name}");
             if *dscp == 0 || *dscp > DSCP_MAX {
-                return beyond(what, "code points 1 to 63".to_owned(), "use another");
+                return beyond(what(), "code points 1 to 63".to_owned(), "use another");
             }
             if *queue >= can.queues {
                 return beyond(
-                    what,
+                    what(),
                     format!("queues 0 to {}", can.queues - 1),
                     "use a lower queue",
                 );
             }
             if !can.remap && can.fixed_map.get(dscp).unwrap_or(&0) != queue {
-                return beyond(what, fixed(can), "bind each code point to its queue in this map");
+                return beyond(what(), fixed(can), "bind each code point to its queue in this map");
             }
             port.map.insert(*dscp, *queue);
         }

@@ -227,7 +227,7 @@ impl Crew {
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
         let topology = fabric.topology();
-        !topology.is_server(node) || self.hosts.connected(&topology.name(node).to_string())
+        !topology.is_server(node) || self.hosts.connected(topology.name(node))
     }
 
     /// Computes the state that all switches and hosts must have from the binding in `fabric`.

@@ -185,7 +185,7 @@ impl Binding {
         let mut transition = Transition::default();
         let mut last: Option<Known> = None;
         for of in changing.into_iter().flatten() {
-            let (port, before) = (of.port, self.weights.get(&of.port));
+            let (port, before) = (of.port, self.weights(of.port));
             let phases = of.traffic.as_ref().map(|all| Phases::new(&of, all, before, queues));
             let after = of.after;
             let (during, kept) = match (&phases, &last) {
@@ -206,7 +206,7 @@ impl Binding {
             if let Some(phases) = phases {
                 last = Some(Known { phases, during, kept });
             }
-            self.weights.insert(port, after);
+            self.weights[index(port)] = Some(after);
         }
         self.reserved = now;
         transition.limited = self.limited(tenants, movers, &moving, &crowded);

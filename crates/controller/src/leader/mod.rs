@@ -403,7 +403,7 @@ impl Leader {
         }
         self.next_stamp();
         self.will_move(&pass.plan);
-        if let Err(error) = self.put_binding(false).await {
+        if let Err(error) = self.put_binding().await {
             self.fabric.put_back(before);
             return Err(error);
         }
@@ -419,7 +419,7 @@ impl Leader {
                 self.changes("promoted", "demoted", pass);
                 report.failed += behind.len();
                 self.kept.moving = self.moving();
-                self.put_binding(true).await?;
+                self.put_done().await?;
                 Ok(true)
             }
             Outcome::TakenBack { mut why, stuck } => {
@@ -438,7 +438,7 @@ impl Leader {
                 // is not enough, because the report may be wrong.
                 self.next_stamp();
                 // The record of the plan's tenants stays until the old binding is stored.
-                self.put_binding(false).await?;
+                self.put_binding().await?;
                 self.finish_plans().await?;
                 Ok(false)
             }

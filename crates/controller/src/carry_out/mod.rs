@@ -570,6 +570,7 @@ impl Crew {
                     within(limit, &name, told, || None).await
                 });
             }
+            tasks.begin_some().await;
         }
         let (done, trouble) = tasks.all().await;
         self.note_silent(&trouble);

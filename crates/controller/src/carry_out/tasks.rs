@@ -8,6 +8,9 @@ use tokio::task::JoinSet;
 use super::answer::Said;
 use super::trouble::Trouble;
 
+/// Number of new requests after which requests begin.
+const NEW_MAX: usize = 16;
+
 /// Requests that run for several switches and hosts at once.
 pub(super) struct Tasks<T> {
     set: JoinSet<Result<T, Said>>,
@@ -27,6 +30,14 @@ impl<T: Send + 'static> Tasks<T> {
         task: impl Future<Output = Result<T, Said>> + Send + 'static,
     ) {
         self.nodes.insert(self.set.spawn(task).id(), node);
+    }
+
+    /// Lets requests begin each time a number of them is new, so that the plans of ten thousand
+    /// hosts are not in memory at the same time.
+    pub(super) async fn begin_some(&mut self) {
+        if self.nodes.len().is_multiple_of(NEW_MAX) {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Waits for the answers of all switches and hosts. If the task for a switch or host panicked,

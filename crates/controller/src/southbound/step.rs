@@ -6,7 +6,8 @@ use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 /// Largest code point. A code point has six bits (RFC 2474 §3).
 const DSCP_MAX: u8 = 63;
 
-/// Applies `change` to the state of a switch with the capabilities `can`.
+/// Applies `change` to the state of a switch with the capabilities `can`. The ports of `state` keep
+/// their canonical form ([`PortState::canonical`]).
 ///
 /// # Errors
 /// After an error, `state` is unchanged. Returns [`DriverError::Beyond`] in these cases:
@@ -46,6 +47,7 @@ pub fn step(
                 return beyond(what, limit, "scale the port's weights");
             }
             port.weights.clone_from(weights);
+            port.weights.truncate(port.trimmed_weights().len());
         }
         Change::Map { dscp, queue, .. } => {
             let what = || format!("mapping code point {dscp} to queue {queue} on port {name}");
@@ -62,7 +64,11 @@ pub fn step(
             if !can.remap && can.fixed_map.get(dscp).unwrap_or(&0) != queue {
                 return beyond(what(), fixed(can), "bind each code point to its queue in this map");
             }
-            port.map.insert(*dscp, *queue);
+            if *queue == 0 {
+                port.map.remove(dscp);
+            } else {
+                port.map.insert(*dscp, *queue);
+            }
         }
         Change::Unmap { dscp, .. } => {
             if !can.remap && can.fixed_map.get(dscp).is_some_and(|queue| *queue != 0) {
@@ -73,8 +79,6 @@ pub fn step(
             port.map.remove(dscp);
         }
     }
-    let done = std::mem::take(port);
-    *port = done.canonical();
     Ok(())
 }
 

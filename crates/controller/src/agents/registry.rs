@@ -240,11 +240,7 @@ impl Registry {
         }
         let later = has.filter(|has| *has > stamp);
         // A plan replaces all earlier plans, so this answer also counts for the earlier plans.
-        let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
-            .into_iter()
-            .partition(|(waits_for, _)| *waits_for <= stamp);
-        session.waiting = waiting;
-        for (_, waiter) in done {
+        for (_, waiter) in session.waiting.extract_if(.., |(waits_for, _)| *waits_for <= stamp) {
             let _ = waiter.send(answer());
         }
         if let Some(has) = later {

@@ -50,6 +50,22 @@ impl Host {
         Self { table, control, vms, ring, lane, lines, tokens: 0, offers, refused: 0, signals: 0 }
     }
 
+    /// Puts a millisecond's frames into the ring, while it has room. Receivers take turns to be the
+    /// first: otherwise, a full ring would hold few frames to the last one.
+    fn offer(&mut self, rates: &[u64], ms: u64) {
+        self.offers.iter_mut().zip(rates).for_each(|(offer, rate)| *offer += rate / 1_000);
+        let count = self.offers.len();
+        let first = usize::try_from(ms).unwrap() % count;
+        for receiver in (first..first + count).map(|receiver| receiver % count) {
+            while self.offers[receiver] >= FRAME_BITS {
+                self.offers[receiver] -= FRAME_BITS;
+                if self.ring.len() < RING {
+                    self.ring.push_back(receiver);
+                }
+            }
+        }
+    }
+
     /// Moves the frames that may leave the lines of their pairs to the lane.
     fn release(&mut self, now: Nanos) {
         for (slot, line) in &mut self.lines {
@@ -177,15 +193,7 @@ impl Net {
         let (now, at) = (Nanos::from_millis(self.ms), self.ms + DELAY_MS);
         let mut crossed = vec![0; self.receivers.len()];
         for (sender, (host, rates)) in self.senders.iter_mut().zip(rates).enumerate() {
-            for (receiver, (offer, rate)) in host.offers.iter_mut().zip(rates).enumerate() {
-                *offer += rate / 1_000;
-                while *offer >= FRAME_BITS {
-                    *offer -= FRAME_BITS;
-                    if host.ring.len() < RING {
-                        host.ring.push_back(receiver);
-                    }
-                }
-            }
+            host.offer(rates, self.ms);
             for (receiver, question) in host.send(now) {
                 self.markers.push_back((at, sender, receiver, Marker::Question(question)));
             }

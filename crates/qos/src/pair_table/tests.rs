@@ -555,7 +555,10 @@ fn a_vm_with_one_pair_waits_and_loses_only_signals() {
         for _ in 0..table.batch_limit(VM).min(32) {
             match table.send(VM, FAR, FRAME, now) {
                 Sending::Pass => {}
-                Sending::Ask(_) => asked += 1,
+                Sending::Ask(slot) => {
+                    let _ = table.question(slot);
+                    asked += 1;
+                }
                 Sending::Signal(slot) => {
                     table.take_back(VM, slot, FRAME, true);
                     signals.push(step / 10);

@@ -50,11 +50,12 @@ use tokio::time::Instant;
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
-use crate::southbound::{PortState, Survey, SwitchDriver, SwitchState, survey};
+use crate::southbound::{PortState, SwitchDriver, SwitchState, survey};
 
 mod answer;
 mod known;
 mod left_out;
+mod queues;
 mod refusal;
 mod repair;
 mod restart;
@@ -141,6 +142,8 @@ pub struct Crew {
     /// States of the switches that have answered since the present plan began.
     known: BTreeMap<NodeId, KnownSwitch>,
     left_out: LeftOut,
+    /// Number of queues that plans may use, of each switch that has answered.
+    queues: BTreeMap<NodeId, u8>,
     unsettled: Unsettled,
     held: Held,
     silent: Silent,
@@ -169,6 +172,7 @@ impl Crew {
             refusals: Refusals::default(),
             known: BTreeMap::new(),
             left_out: LeftOut::default(),
+            queues: BTreeMap::new(),
             unsettled: Unsettled::default(),
             held: Held::default(),
             silent: Silent::default(),
@@ -576,6 +580,7 @@ impl Crew {
         for (node, known) in done {
             let (Some(known), Some(switch)) = (known, self.switches.get(&node)) else { continue };
             self.left_out.note(node, known.left_out().clone(), |name| switch.has(name));
+            self.queues.insert(node, known.queues());
             self.known.insert(node, known);
         }
         trouble
@@ -590,8 +595,8 @@ impl Crew {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(node, async move {
                 let read = async {
-                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
-                    let Some(first) = changes.first() else { return Ok(left_out) };
+                    let found = survey(&*driver, &wanted).await?;
+                    let Some(first) = found.changes.first() else { return Ok(found) };
                     let (name, words) =
                         (driver.name(), driver.words(std::slice::from_ref(first)).await);
                     let words = words.unwrap_or_default().join(", ");
@@ -604,7 +609,7 @@ impl Crew {
         }
         let (done, trouble) = tasks.all().await;
         self.note_silent(&trouble);
-        self.note_left_out(done);
+        self.note_answers(done);
         trouble
     }
 

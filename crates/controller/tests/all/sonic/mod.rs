@@ -12,7 +12,7 @@ use orchagent::{AsicState, Orchagent, show_ports};
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, SonicSwitch};
 use penstock_controller::southbound::{
-    Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, missing,
+    Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, survey,
 };
 use penstock_units::BitsPerSecond;
 use server::Redis;
@@ -182,12 +182,12 @@ async fn other_configurations_are_never_changed() {
         let state = PortState { weights: vec![7, 8], map: [(8, 1)].into() };
         wanted.ports.insert(port.to_owned(), state);
     }
-    let changes = missing(&switch, &wanted).await.expect("readable");
+    let changes = survey(&switch, &wanted).await.expect("readable").changes;
     assert!(changes.iter().all(|change| change.port() == "Ethernet0"), "{changes:?}");
     switch.apply(stamp(5), &changes).await.expect("the other port is told");
     let is = switch.read_back().await.expect("readable");
     assert_eq!(is.ports["Ethernet0"].weights, [7, 8]);
-    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
+    assert_eq!(survey(&switch, &wanted).await.expect("readable").changes, []);
 }
 
 #[tokio::test]
@@ -343,7 +343,8 @@ async fn more_tenants_than_classes_are_bound_if_each_has_one_queue_on_the_switch
             port.map.insert(tenant, 1 + tenant % 6);
         }
     }
-    let changes = missing(&switch, &wanted).await.expect("seven classes besides the shared class");
+    let changes =
+        survey(&switch, &wanted).await.expect("seven classes besides the shared class").changes;
     switch.apply(stamp(1), &changes).await.expect("told");
-    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
+    assert_eq!(survey(&switch, &wanted).await.expect("readable").changes, []);
 }

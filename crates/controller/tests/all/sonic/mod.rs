@@ -17,6 +17,8 @@ use penstock_controller::southbound::{
 use penstock_units::BitsPerSecond;
 use server::Redis;
 
+use crate::common::dir::Dir;
+
 fn switch(redis: &Redis, mode: MapMode) -> SonicSwitch {
     let port = |name: &str| PortInfo { name: name.into(), rate: BitsPerSecond(10_000_000_000) };
     let settings = Settings { mode, settle: Duration::ZERO, ..Settings::default() };
@@ -194,10 +196,11 @@ async fn other_configurations_are_never_changed() {
 async fn a_switch_that_wants_a_password_gets_it() {
     let Some(redis) = Redis::start().await else { return };
     redis.require("secret").await;
-    let with = |password: Option<&str>| {
+    let folder = Dir::new();
+    let file = folder.path().join("password");
+    let with = |password_file| {
         let port = PortInfo { name: "Ethernet0".into(), rate: BitsPerSecond(10_000_000_000) };
-        let password = password.map(str::to_owned);
-        let settings = Settings { password, ..Settings::default() };
+        let settings = Settings { password_file, ..Settings::default() };
         SonicSwitch::new("leaf1", &[port], settings, redis.endpoint()).expect("good settings")
     };
     let error = with(None).read_back().await.expect_err("no password").to_string();
@@ -205,7 +208,14 @@ async fn a_switch_that_wants_a_password_gets_it() {
         error.starts_with("switch leaf1: ") && error.contains("Authentication required"),
         "{error}"
     );
-    assert_eq!(with(Some("secret")).read_back().await.expect("readable").ports.len(), 1);
+    // The file may change while the controller runs.
+    let switch = with(Some(file.clone()));
+    let error = switch.read_back().await.expect_err("no file").to_string();
+    assert!(error.contains(&file.display().to_string()), "{error}");
+    std::fs::write(&file, "old\n").expect("written");
+    switch.read_back().await.expect_err("an old password");
+    std::fs::write(&file, "secret\n").expect("written");
+    assert_eq!(switch.read_back().await.expect("readable").ports.len(), 1);
 }
 
 /// Tests two controllers that write at the same time. The switch must have only the configuration

@@ -190,13 +190,8 @@ mod tests {
     fn shares_among_nobody_are_warned_of() {
         let (red, nothing) = ("[[tenant]]\nname = \"red\"", Vec::<String>::new());
         let uplink = "link = \"1G\"\ninbound = {}";
-        assert_eq!(
-            warned(uplink),
-            [
-                "port vm1: `inbound` has no effect, because the host has no tenants whose ports could \
-              share; add a tenant, or remove `inbound`"
-            ]
-        );
+        let [text] = &warned(uplink)[..] else { panic!("one warning") };
+        assert!(text.contains("`inbound` has no effect, because the host has no tenants"), "{text}");
         assert_eq!(warned(&format!("{uplink}\n{red}")), nothing);
         let vm = |tenant: &str, port: &str| {
             let port = format!("[[port]]\nname = \"up\"\ntap.interface = \"u\"\n{port}");

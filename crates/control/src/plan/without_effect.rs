@@ -191,7 +191,10 @@ mod tests {
         let (red, nothing) = ("[[tenant]]\nname = \"red\"", Vec::<String>::new());
         let uplink = "link = \"1G\"\ninbound = {}";
         let [text] = &warned(uplink)[..] else { panic!("one warning") };
-        assert!(text.contains("`inbound` has no effect, because the host has no tenants"), "{text}");
+        assert!(
+            text.contains("`inbound` has no effect, because the host has no tenants"),
+            "{text}"
+        );
         assert_eq!(warned(&format!("{uplink}\n{red}")), nothing);
         let vm = |tenant: &str, port: &str| {
             let port = format!("[[port]]\nname = \"up\"\ntap.interface = \"u\"\n{port}");

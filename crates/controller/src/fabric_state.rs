@@ -28,8 +28,8 @@ use penstock_fabric::queue_binding::{
 };
 use penstock_fabric::score::{HostUsage, Smoothed, score};
 use penstock_fabric::tenant_placement::{
-    Affinity, ChangeError, Datacenter, Move, Moved, Policy, PolicyError, Refusal, Request, Tenant,
-    TenantSlot,
+    Affinity, ChangeError, Datacenter, Move, Moved, Policy, PolicyError, Refusal, Request, SlotMap,
+    Tenant, TenantSlot,
 };
 use penstock_fabric::topology::{LinkId, NodeId, Topology};
 use penstock_units::{BitsPerSecond, NAME_REMEDY, NameMistake};
@@ -115,17 +115,20 @@ pub struct Measured {
     pub used_permille: u64,
 }
 
+/// Tenants with VMs on each server, each with the number of its VMs there and the sum of their
+/// guarantees in bit/s.
+type Present = BTreeMap<NodeId, BTreeMap<TenantSlot, ClassRecord>>;
+
 /// The leader's state of the fabric: placements, queues, scores and measurements of tenants.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     datacenter: Datacenter,
     slots: BTreeMap<String, TenantSlot>,
-    specs: BTreeMap<TenantSlot, TenantSpec>,
+    specs: SlotMap<TenantSpec>,
     binding: Binding,
-    scores: BTreeMap<TenantSlot, Smoothed>,
-    measured: BTreeMap<TenantSlot, Measured>,
-    /// Numbers (slots) of the tenants that have VMs on each server.
-    present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
+    scores: SlotMap<Smoothed>,
+    measured: SlotMap<Measured>,
+    present: Present,
     /// Removed tenants that still have queues. Another tenant can get the number (slot) of a
     /// removed tenant only after the queues are released.
     leaving: BTreeMap<TenantSlot, Leaving>,
@@ -163,10 +166,10 @@ impl Fabric {
         Ok(Self {
             datacenter,
             slots: BTreeMap::new(),
-            specs: BTreeMap::new(),
+            specs: SlotMap::default(),
             binding,
-            scores: BTreeMap::new(),
-            measured: BTreeMap::new(),
+            scores: SlotMap::default(),
+            measured: SlotMap::default(),
             present: BTreeMap::new(),
             leaving: BTreeMap::new(),
             moved: BTreeMap::new(),
@@ -207,7 +210,7 @@ impl Fabric {
     /// this number.
     #[must_use]
     pub fn name(&self, slot: TenantSlot) -> &str {
-        self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
+        self.specs.get(slot).map_or("", |spec| spec.name.as_str())
     }
 
     /// Returns the name under which the store has the queues of a tenant. A removed tenant has such
@@ -227,18 +230,20 @@ impl Fabric {
     /// Returns the smoothed score of a tenant, in bit/s.
     #[must_use]
     pub fn score(&self, slot: TenantSlot) -> u64 {
-        self.scores.get(&slot).map_or(0, |score| score.get())
+        self.scores.get(slot).map_or(0, |score| score.get())
     }
 
     /// Returns the usage of a tenant in the last interval. The usage is zero if no host measured
     /// the tenant.
     #[must_use]
     pub fn measured(&self, slot: TenantSlot) -> Measured {
-        self.measured.get(&slot).copied().unwrap_or_default()
+        self.measured.get(slot).copied().unwrap_or_default()
     }
 
-    pub fn tenants_on(&self, server: NodeId) -> impl Iterator<Item = TenantSlot> + '_ {
-        self.present.get(&server).into_iter().flatten().copied()
+    /// Returns the tenants on a server, each with the number of its VMs there and the sum of their
+    /// guarantees in bit/s.
+    pub fn tenants_on(&self, server: NodeId) -> impl Iterator<Item = (TenantSlot, ClassRecord)> {
+        self.present.get(&server).into_iter().flatten().map(|(slot, all)| (*slot, *all))
     }
 
     pub fn servers_of(&self, slot: TenantSlot) -> impl Iterator<Item = NodeId> + '_ {
@@ -308,9 +313,9 @@ impl Fabric {
         leaving.marking.extend(self.servers_of(slot));
         self.datacenter.retire(slot);
         self.leaving.insert(slot, leaving);
-        self.specs.remove(&slot);
-        self.scores.remove(&slot);
-        self.measured.remove(&slot);
+        self.specs.remove(slot);
+        self.scores.remove(slot);
+        self.measured.remove(slot);
         self.find_present();
         Ok(())
     }
@@ -386,7 +391,7 @@ impl Fabric {
             let (name, problem) = (name.to_owned(), Box::new(problem));
             ChangeRefused::Change { name, problem }
         })?;
-        if let Some(spec) = self.specs.get_mut(&slot) {
+        if let Some(spec) = self.specs.get_mut(slot) {
             spec.classes[class].vms += more;
         }
         if let Some(before) = before {
@@ -433,7 +438,7 @@ impl Fabric {
         let placement = &self.datacenter.tenant(slot).expect("it was placed").placement;
         TenantRecord {
             version: VERSION,
-            spec: self.specs.get(&slot).cloned().unwrap_or_default(),
+            spec: self.specs.get(slot).cloned().unwrap_or_default(),
             placement: PlacementRecord::of(placement, names),
         }
     }
@@ -455,17 +460,15 @@ impl Fabric {
     fn enter(&mut self, slot: TenantSlot, spec: TenantSpec) {
         self.slots.insert(spec.name.clone(), slot);
         self.specs.insert(slot, spec);
-        for server in self.servers_of(slot).collect::<Vec<_>>() {
-            self.present.entry(server).or_default().insert(slot);
+        if let Some(tenant) = self.datacenter.tenant(slot) {
+            add_present(&mut self.present, slot, tenant);
         }
     }
 
     fn find_present(&mut self) {
         self.present.clear();
         for (slot, tenant) in self.datacenter.tenants() {
-            for (server, _) in &tenant.placement.entry.slots {
-                self.present.entry(*server).or_default().insert(slot);
-            }
+            add_present(&mut self.present, slot, tenant);
         }
     }
 
@@ -505,7 +508,7 @@ impl Fabric {
                 let told = links.iter().all(|(link, _)| {
                     reachable(topology.child(*link)) && reachable(topology.parent(*link))
                 });
-                let score = scores.get(&tenant).map_or(0, |score| score.get());
+                let score = scores.get(tenant).map_or(0, |score| score.get());
                 let shares = links.iter().any(|(link, _)| left_out.contains(link));
                 Candidate { tenant, score, links, movable: told && !hold, shares }
             })
@@ -532,12 +535,13 @@ impl Fabric {
         for (slot, tenant) in self.datacenter.tenants() {
             let hosts = of_tenant.remove(&slot).unwrap_or_default();
             let hose = &tenant.request.hose;
-            let smoothed = self.scores.entry(slot).or_default();
+            let mut smoothed = self.scores.get(slot).copied().unwrap_or_default();
             // A host that is silent may still forward the tenant's traffic.
             let mut servers = tenant.placement.entry.slots.iter().map(|(server, _)| server);
             let heard = all_heard || servers.all(|server| usage.contains_key(server));
             let least = if heard { 0 } else { smoothed.get() };
             smoothed.follow(score(hose, &hosts).max(least));
+            self.scores.insert(slot, smoothed);
             let sum = |of: fn(&HostUsage) -> u64| hosts.iter().map(of).sum::<u64>();
             let measured = Measured {
                 sent: sum(|host| host.sent.0),
@@ -685,21 +689,18 @@ impl Fabric {
     pub fn headroom_permille(&self, slot: TenantSlot) -> u32 {
         self.binding.headroom_permille(self.topology(), self.links(slot))
     }
+}
 
-    /// Returns the number of a tenant's VMs on a server, and the sum of their guarantees in bit/s.
-    #[must_use]
-    pub fn guarantee_on(&self, slot: TenantSlot, server: NodeId) -> ClassRecord {
-        let mut all = ClassRecord { vms: 0, send: 0, recv: 0 };
-        let Some(tenant) = self.datacenter.tenant(slot) else { return all };
-        for share in tenant.placement.shares.iter().filter(|share| share.server == server) {
-            let Some(class) = tenant.request.hose.classes().get(share.class as usize) else {
-                continue;
-            };
-            all.vms += share.vms;
-            all.send += class.send.0 * u64::from(share.vms);
-            all.recv += class.recv.0 * u64::from(share.vms);
-        }
-        all
+/// Adds the VMs of a tenant to the servers on which they run.
+fn add_present(present: &mut Present, slot: TenantSlot, tenant: &Tenant) {
+    for share in &tenant.placement.shares {
+        let here = present.entry(share.server).or_default().entry(slot);
+        let all = here.or_insert(ClassRecord { vms: 0, send: 0, recv: 0 });
+        let classes = tenant.request.hose.classes();
+        let Some(class) = classes.get(share.class as usize) else { continue };
+        all.vms += share.vms;
+        all.send += class.send.0 * u64::from(share.vms);
+        all.recv += class.recv.0 * u64::from(share.vms);
     }
 }
 

@@ -37,7 +37,7 @@ use penstock_fabric::queue_binding::{Bound, Port};
 use penstock_fabric::tenant_placement::{Cost, Placement, Spread, VmShare};
 use penstock_fabric::topology::{LinkId, NodeId, Topology};
 use penstock_units::BitsPerSecond;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
 use crate::Stamp;
@@ -190,8 +190,8 @@ pub struct QueueRecord {
 }
 
 /// Stored queues of a tenant on all ports of the tenant's tree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "StoredBound", into = "StoredBound")]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "StoredBound")]
 pub struct BoundRecord {
     pub tenant: String,
     pub dscp: u8,
@@ -201,8 +201,8 @@ pub struct BoundRecord {
     pub queues: Vec<QueueRecord>,
 }
 
-/// Form of a [`BoundRecord`] in the store.
-#[derive(Clone, Serialize, Deserialize)]
+/// Form of a [`BoundRecord`] in the store, for reads.
+#[derive(Deserialize)]
 struct StoredBound {
     tenant: String,
     dscp: u8,
@@ -213,19 +213,28 @@ struct StoredBound {
     #[serde(default)]
     links: BTreeMap<String, BTreeMap<String, (u8, u8)>>,
     /// Queues as release 0.1 stored them.
-    #[serde(default, skip_serializing)]
+    #[serde(default)]
     queues: Vec<QueueRecord>,
 }
 
-impl From<BoundRecord> for StoredBound {
-    fn from(record: BoundRecord) -> Self {
-        let BoundRecord { tenant, dscp, since, queues } = record;
-        let mut links: BTreeMap<String, BTreeMap<String, (u8, u8)>> = BTreeMap::new();
+/// Form of a [`BoundRecord`] in the store, for writes.
+#[derive(Serialize)]
+struct BoundToStore<'a> {
+    tenant: &'a str,
+    dscp: u8,
+    since: u64,
+    links: BTreeMap<&'a str, BTreeMap<&'a str, (u8, u8)>>,
+}
+
+impl Serialize for BoundRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { tenant, dscp, since, queues } = self;
+        let mut links: BTreeMap<&str, BTreeMap<&str, (u8, u8)>> = BTreeMap::new();
         for QueueRecord { below, above, up, queue } in queues {
             let both = links.entry(above).or_default().entry(below).or_default();
-            *(if up { &mut both.0 } else { &mut both.1 }) = queue;
+            *(if *up { &mut both.0 } else { &mut both.1 }) = *queue;
         }
-        Self { tenant, dscp, since, links, queues: Vec::new() }
+        BoundToStore { tenant, dscp: *dscp, since: *since, links }.serialize(serializer)
     }
 }
 

@@ -159,7 +159,7 @@ fn tenant_json(leader: &Leader, name: &str, slot: TenantSlot, tenant: &Tenant) -
     let servers: BTreeMap<String, u32> = (tenant.placement.entry.slots.iter())
         .map(|(server, vms)| (topology.name(*server).to_string(), *vms))
         .collect();
-    let dscp = leader.crew().told().marks.get(&slot).copied().unwrap_or(0);
+    let dscp = leader.crew().told().marks.get(slot).copied().unwrap_or(0);
     let away: Vec<&String> = servers
         .keys()
         .filter(|name| {

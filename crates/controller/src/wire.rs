@@ -65,10 +65,10 @@ impl From<v1::Stamp> for Stamp {
     }
 }
 
-impl From<&HostPlan> for v1::HostPlan {
-    fn from(plan: &HostPlan) -> Self {
-        let tenant = |t: &HostTenant| v1::HostTenant {
-            name: t.name.clone(),
+impl From<HostPlan> for v1::HostPlan {
+    fn from(plan: HostPlan) -> Self {
+        let tenant = |t: HostTenant| v1::HostTenant {
+            name: t.name,
             dscp: t.dscp.into(),
             vms: t.vms,
             send_bps: t.send,
@@ -76,15 +76,15 @@ impl From<&HostPlan> for v1::HostPlan {
             headroom_permille: t.headroom_permille,
             limited: t.limited,
         };
-        let uplink = |(to, state): (&String, &PortState)| v1::Uplink {
-            to: to.clone(),
-            weights: state.weights.clone(),
+        let uplink = |(to, state): (String, PortState)| v1::Uplink {
+            to,
+            weights: state.weights,
             queues: state.map.iter().map(|(dscp, q)| ((*dscp).into(), (*q).into())).collect(),
         };
         Self {
             stamp: Some(plan.stamp.into()),
-            tenants: plan.tenants.iter().map(tenant).collect(),
-            uplinks: plan.uplinks.iter().map(uplink).collect(),
+            tenants: plan.tenants.into_iter().map(tenant).collect(),
+            uplinks: plan.uplinks.into_iter().map(uplink).collect(),
         }
     }
 }
@@ -145,7 +145,7 @@ mod tests {
             tenants: vec![tenant],
             uplinks: [("rack-0".to_owned(), state)].into(),
         };
-        let wire = v1::HostPlan::from(&plan);
+        let wire = v1::HostPlan::from(plan.clone());
         assert_eq!(HostPlan::try_from(wire.clone()), Ok(plan));
         let mut wrong = wire.clone();
         wrong.tenants[0].dscp = 64;

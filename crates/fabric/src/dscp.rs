@@ -34,9 +34,10 @@
 //! # Cost
 //!
 //! To assign a code point to a tenant, the time is proportional to the tenant's links times the
-//! tenants per link. The colouring takes 8 bytes of memory per link.
+//! tenants per link. The colouring takes 8 bytes of memory per link and per queue number of a
+//! switch.
 
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use thiserror::Error;
 
@@ -145,8 +146,10 @@ struct Colouring<'a> {
     taken: Vec<u64>,
     /// For each switch, a bitmap of the used code points. The field `in_queue` has a bitmap of used
     /// code points for each queue of a switch.
-    on_switch: BTreeMap<NodeId, u64>,
-    in_queue: BTreeMap<(NodeId, u8), u64>,
+    on_switch: Vec<u64>,
+    in_queue: Vec<u64>,
+    /// Number of entries of each switch in `in_queue`.
+    queues: usize,
     /// For each link, the users of the link that have no code point yet.
     waiting: Vec<Vec<u32>>,
     values: Vec<Option<u8>>,
@@ -155,9 +158,17 @@ struct Colouring<'a> {
 impl<'a> Colouring<'a> {
     fn new(palette: &'a Palette, links: usize, users: &'a [User<'a>]) -> Self {
         let (taken, waiting) = (vec![0; links], vec![Vec::new(); links]);
-        let (on_switch, in_queue) = (BTreeMap::new(), BTreeMap::new());
+        let places = || users.iter().flat_map(|user| user.queues);
+        let switches = places().map(|(switch, _)| switch.index() + 1).max().unwrap_or(0);
+        let queues = places().map(|(_, queue)| usize::from(*queue) + 1).max().unwrap_or(0);
+        let (on_switch, in_queue) = (vec![0; switches], vec![0; switches * queues]);
         let values = vec![None; users.len()];
-        Self { palette, users, taken, on_switch, in_queue, waiting, values }
+        Self { palette, users, taken, on_switch, in_queue, queues, waiting, values }
+    }
+
+    /// Index of a queue of a switch in `in_queue`.
+    fn queue(&self, (switch, queue): (NodeId, u8)) -> usize {
+        switch.index() * self.queues + usize::from(queue)
     }
 
     fn on_links(&self, user: usize) -> u64 {
@@ -167,8 +178,7 @@ impl<'a> Colouring<'a> {
     /// Bitmap of the code points that a user cannot get because the user's neighbours use them.
     fn around(&self, user: usize) -> u64 {
         let elsewhere = |place: &(NodeId, u8)| {
-            let all = self.on_switch.get(&place.0).copied().unwrap_or(0);
-            all & !self.in_queue.get(place).copied().unwrap_or(0)
+            self.on_switch[place.0.index()] & !self.in_queue[self.queue(*place)]
         };
         let queues = self.users[user].queues.iter();
         queues.fold(self.on_links(user), |mask, place| mask | elsewhere(place))
@@ -180,8 +190,9 @@ impl<'a> Colouring<'a> {
             self.taken[link.index()] |= 1 << place;
         }
         for at in self.users[user].queues {
-            *self.on_switch.entry(at.0).or_default() |= 1 << place;
-            *self.in_queue.entry(*at).or_default() |= 1 << place;
+            let queue = self.queue(*at);
+            self.on_switch[at.0.index()] |= 1 << place;
+            self.in_queue[queue] |= 1 << place;
         }
     }
 

@@ -261,11 +261,7 @@ impl Registry {
         }
         let later = has.filter(|has| *has > stamp);
         // A plan replaces all earlier plans, so this answer also counts for the earlier plans.
-        let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
-            .into_iter()
-            .partition(|(waits_for, _)| *waits_for <= stamp);
-        session.waiting = waiting;
-        for (_, waiter) in done {
+        for (_, waiter) in session.waiting.extract_if(.., |(waits_for, _)| *waits_for <= stamp) {
             let _ = waiter.send(answer());
         }
         if let Some(has) = later {
@@ -385,14 +381,15 @@ impl Hosts for Registry {
             let mut inner = self.inner();
             let session = inner.sessions.get_mut(host);
             let session = session.ok_or_else(|| HostError::Away(host.to_owned()))?;
-            let message = v1::controller_message::Message::Plan((&plan).into());
+            let stamp = plan.stamp;
+            let message = v1::controller_message::Message::Plan(plan.into());
             let message = v1::ControllerMessage { message: Some(message) };
             if session.out.try_send(message).is_err() {
                 // The agent no longer receives messages. It gets its plan when it reconnects.
                 inner.sessions.remove(host);
                 return Err(HostError::Away(host.to_owned()));
             }
-            session.waiting.push((plan.stamp, done));
+            session.waiting.push((stamp, done));
         }
         // If the session ends before the host answers, the sender is dropped.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))

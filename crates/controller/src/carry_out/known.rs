@@ -93,14 +93,13 @@ impl Crew {
 pub(super) async fn bring_to(
     driver: &dyn SwitchDriver,
     known: Option<KnownSwitch>,
-    wanted: &SwitchState,
+    mut wanted: SwitchState,
     stamp: Stamp,
 ) -> Result<KnownSwitch, Said> {
     let mut known = match known {
         Some(known) => known,
         None => KnownSwitch::read(driver).await?,
     };
-    let mut wanted = wanted.clone();
     wanted.ports.retain(|port, _| !known.state.left_out.contains_key(port));
     let wanted = possible(driver.name(), &known.can, wanted)?;
     driver.apply(stamp, &diff(&known.state, &wanted)).await?;

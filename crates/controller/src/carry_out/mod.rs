@@ -43,13 +43,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
-use penstock_fabric::tenant_placement::TenantSlot;
+use penstock_fabric::tenant_placement::{SlotMap, TenantSlot};
 use penstock_fabric::topology::{LinkId, NodeId};
 use tokio::time::Instant;
 
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
+use crate::intent::ClassRecord;
 use crate::southbound::{PortState, SwitchDriver, SwitchState, survey};
 
 mod answer;
@@ -124,11 +125,11 @@ pub struct Told {
     pub ports: BTreeMap<Port, PortState>,
     /// Code points with which hosts mark frames, by tenant. Hosts do not mark the frames of a
     /// tenant without an entry.
-    pub marks: BTreeMap<TenantSlot, u8>,
+    pub marks: SlotMap<u8>,
     /// Rate limits of tenants without a queue of their own, in thousandths of their guarantees.
-    pub headroom: BTreeMap<TenantSlot, u32>,
+    pub headroom: SlotMap<u32>,
     /// Tenants that hosts limit to their guarantees, because their queues change hands.
-    pub limited: BTreeSet<TenantSlot>,
+    pub limited: SlotMap<()>,
 }
 
 /// The switches and hosts of a fabric, with the last state that the controller sent to them.
@@ -154,7 +155,7 @@ pub struct Crew {
 }
 
 /// Returns each tenant's rate limit in the shared queue, in thousandths of the tenant's guarantee.
-fn headroom(fabric: &Fabric) -> BTreeMap<TenantSlot, u32> {
+fn headroom(fabric: &Fabric) -> SlotMap<u32> {
     fabric.tenants().map(|(_, slot, _)| (slot, fabric.headroom_permille(slot))).collect()
 }
 
@@ -231,7 +232,7 @@ impl Crew {
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
         let topology = fabric.topology();
-        !topology.is_server(node) || self.hosts.connected(&topology.name(node).to_string())
+        !topology.is_server(node) || self.hosts.connected(topology.name(node))
     }
 
     /// Computes the state that all switches and hosts must have from the binding in `fabric`.
@@ -255,11 +256,10 @@ impl Crew {
     #[must_use]
     pub fn host_plan(&self, fabric: &Fabric, server: NodeId, stamp: Stamp) -> HostPlan {
         let topology = fabric.topology();
-        let tenant = |slot: TenantSlot| {
-            let here = fabric.guarantee_on(slot, server);
-            let dscp = self.told.marks.get(&slot).copied().unwrap_or(0);
-            let limited = self.told.limited.contains(&slot);
-            let shared = self.told.headroom.get(&slot).copied().unwrap_or(1_000);
+        let tenant = |(slot, here): (TenantSlot, ClassRecord)| {
+            let dscp = self.told.marks.get(slot).copied().unwrap_or(0);
+            let limited = self.told.limited.contains(slot);
+            let shared = self.told.headroom.get(slot).copied().unwrap_or(1_000);
             HostTenant {
                 name: fabric.name(slot).to_owned(),
                 dscp,
@@ -410,7 +410,7 @@ impl Crew {
     ) -> Vec<Trouble> {
         for slot in tenants {
             if fabric.dscp(*slot) == 0 {
-                self.told.marks.remove(slot);
+                self.told.marks.remove(*slot);
             }
             self.told.headroom.insert(*slot, fabric.headroom_permille(*slot));
         }
@@ -434,13 +434,13 @@ impl Crew {
     /// force ([`Self::take_in_headroom`]).
     fn lower_headroom(&mut self, fabric: &Fabric) -> BTreeSet<NodeId> {
         let mut lower: Vec<TenantSlot> = Vec::new();
-        for (slot, now) in headroom(fabric) {
-            if let Some(told) = self.told.headroom.get_mut(&slot).filter(|told| **told > now) {
-                *told = now;
+        for (slot, now) in headroom(fabric).iter() {
+            if let Some(told) = self.told.headroom.get_mut(slot).filter(|told| **told > *now) {
+                *told = *now;
                 lower.push(slot);
             }
         }
-        let shares = |slot: &TenantSlot| !self.told.marks.contains_key(slot);
+        let shares = |slot: &TenantSlot| !self.told.marks.contains(*slot);
         let hosts = lower.iter().filter(|slot| shares(slot)).flat_map(|s| fabric.servers_of(*s));
         let hosts = hosts.collect();
         self.ready(fabric, hosts)
@@ -457,8 +457,8 @@ impl Crew {
     /// Returns true if hosts must learn that a tenant is limited to its guarantee, or no longer
     /// limited.
     fn limit_matters(&self, slot: TenantSlot) -> bool {
-        let headroom = self.told.headroom.get(&slot).is_some_and(|headroom| *headroom > 1_000);
-        headroom || self.told.marks.contains_key(&slot)
+        let headroom = self.told.headroom.get(slot).is_some_and(|headroom| *headroom > 1_000);
+        headroom || self.told.marks.contains(slot)
     }
 
     /// Updates the rate limits of tenants in the shared queue, and returns the hosts to notify. The
@@ -466,10 +466,10 @@ impl Crew {
     /// limits of other tenants.
     fn take_in_headroom(&mut self, fabric: &Fabric) -> BTreeSet<NodeId> {
         let new = headroom(fabric);
-        let other = |slot: &TenantSlot| {
-            !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
+        let other = |(slot, now): &(TenantSlot, &u32)| {
+            !self.told.marks.contains(*slot) && self.told.headroom.get(*slot) != Some(*now)
         };
-        let hosts = new.keys().filter(|slot| other(slot)).flat_map(|slot| fabric.servers_of(*slot));
+        let hosts = new.iter().filter(other).flat_map(|(slot, _)| fabric.servers_of(slot));
         let hosts = hosts.collect();
         self.told.headroom = new;
         // A host that is out of date gets its whole plan when it is repaired.
@@ -494,9 +494,9 @@ impl Crew {
                 }
                 Step::Limit { tenant } | Step::Release { tenant } => {
                     if matches!(step, Step::Limit { .. }) {
-                        self.told.limited.insert(*tenant);
+                        self.told.limited.insert(*tenant, ());
                     } else if !self.is_moving(*tenant) {
-                        self.told.limited.remove(tenant);
+                        self.told.limited.remove(*tenant);
                     }
                     if self.limit_matters(*tenant) {
                         concerned.extend(fabric.servers_of(*tenant));
@@ -504,7 +504,7 @@ impl Crew {
                 }
                 Step::Mark { tenant, dscp } => {
                     if *dscp == 0 {
-                        self.told.marks.remove(tenant);
+                        self.told.marks.remove(*tenant);
                     } else {
                         self.told.marks.insert(*tenant, *dscp);
                     }
@@ -559,7 +559,7 @@ impl Crew {
                 let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
                 let known = self.known.remove(&node);
                 tasks.spawn(node, async move {
-                    let told = async { bring_to(&*driver, known, &wanted, stamp).await.map(Some) };
+                    let told = async { bring_to(&*driver, known, wanted, stamp).await.map(Some) };
                     within(limit, driver.name(), told, || driver.patience()).await
                 });
             } else {
@@ -574,6 +574,7 @@ impl Crew {
                     within(limit, &name, told, || None).await
                 });
             }
+            tasks.begin_some().await;
         }
         let (done, trouble) = tasks.all().await;
         self.note_silent(&trouble);

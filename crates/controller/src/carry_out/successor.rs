@@ -71,8 +71,8 @@ impl Crew {
     pub fn resume(&mut self, fabric: &Fabric, movers: BTreeSet<TenantSlot>) {
         self.assume(fabric);
         for slot in &movers {
-            self.told.marks.remove(slot);
-            self.told.limited.insert(*slot);
+            self.told.marks.remove(*slot);
+            self.told.limited.insert(*slot, ());
             self.out_of_date.extend(fabric.servers_of(*slot));
         }
         // These hosts may still mark packets of tenants that were removed or moved.
@@ -173,7 +173,7 @@ impl Crew {
         if dscp != 0 {
             self.told.marks.insert(slot, dscp);
         }
-        self.told.limited.remove(&slot);
+        self.told.limited.remove(slot);
         self.out_of_date.extend(fabric.servers_of(slot));
     }
 
@@ -197,15 +197,15 @@ impl Crew {
                 let is_uncertain =
                     |dscp: &u8| had.contains_key(dscp) && had.get(dscp) != has.get(dscp);
                 for (slot, _) in self.told.marks.iter().filter(|(_, dscp)| is_uncertain(dscp)) {
-                    if fabric.links(*slot).iter().any(|(link, _)| *link == port.link) {
-                        held.entry(*slot).or_default().insert(node);
+                    if fabric.links(slot).iter().any(|(link, _)| *link == port.link) {
+                        held.entry(slot).or_default().insert(node);
                     }
                 }
             }
         }
         for slot in held.keys() {
-            self.told.marks.remove(slot);
-            self.told.limited.insert(*slot);
+            self.told.marks.remove(*slot);
+            self.told.limited.insert(*slot, ());
         }
         let hosts = held.keys().flat_map(|slot| fabric.servers_of(*slot)).collect();
         self.held.0.append(&mut held);

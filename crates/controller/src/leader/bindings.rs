@@ -105,8 +105,19 @@ impl StoredBindings {
             None => self.put_snapshot(writer, binding, (0..SHARDS).collect()).await?,
         }
         if done {
-            self.unlisted = self.head();
+            return self.put_done(writer, stamp).await;
         }
+        self.finish(writer, stamp).await?;
+        self.sweep(writer).await
+    }
+
+    /// Adds the stored binding to the history, because the leader has executed the binding.
+    pub(super) async fn put_done(
+        &mut self,
+        writer: &mut Writer<'_>,
+        stamp: Stamp,
+    ) -> Result<(), LeaderError> {
+        self.unlisted = self.head();
         self.finish(writer, stamp).await?;
         self.sweep(writer).await
     }
@@ -338,10 +349,9 @@ impl Leader {
         Ok(record)
     }
 
-    /// Stores the current binding. If `done` is true, which means that the leader has executed the
-    /// binding, the function also adds the binding to the history. A binding that differs from the
-    /// stored binding needs a later stamp than any stored binding.
-    pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
+    /// Stores the current binding. A binding that differs from the stored binding needs a later
+    /// stamp than any stored binding.
+    pub(super) async fn put_binding(&mut self) -> Result<(), LeaderError> {
         let was_full = self.horizon.is_full();
         let Self { fabric, store, leadership, horizon, kept, stamp, .. } = self;
         let binding = fabric.binding();
@@ -355,7 +365,17 @@ impl Leader {
         let (interval, topology) = (binding.interval(), fabric.topology());
         let binding = BindingToStore { stamp: *stamp, interval, tenants, topology };
         let mut writer = Writer::new(&**store, leadership, horizon);
-        let stored = kept.put(&mut writer, binding, done).await;
+        let stored = kept.put(&mut writer, binding, false).await;
+        self.note_full(was_full, &stored).await;
+        stored
+    }
+
+    /// Adds the stored binding to the history, because the leader has executed the binding.
+    pub(super) async fn put_done(&mut self) -> Result<(), LeaderError> {
+        let was_full = self.horizon.is_full();
+        let Self { store, leadership, horizon, kept, stamp, .. } = self;
+        let mut writer = Writer::new(&**store, leadership, horizon);
+        let stored = kept.put_done(&mut writer, *stamp).await;
         self.note_full(was_full, &stored).await;
         stored
     }

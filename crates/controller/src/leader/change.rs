@@ -243,8 +243,8 @@ impl Leader {
     pub async fn revert(&mut self) -> Result<IntervalReport, LeaderError> {
         let target = self.binding_before().await?;
         self.set_mode(Mode::Hold).await?;
-        let pass = |fabric: &mut Fabric, seen: &BTreeSet<NodeId>| {
-            fabric.return_to(&target, |node| seen.contains(&node))
+        let pass = |fabric: &mut Fabric, seen: &[bool]| {
+            fabric.return_to(&target, |node| seen[node.index()])
         };
         let mut report = IntervalReport::default();
         self.decide(pass, &mut report).await?;
@@ -305,11 +305,11 @@ fn check_name(name: &str) -> Result<(), ChangeRefused> {
 }
 
 impl Fabric {
-    /// Returns the servers and switches that can be reached now.
-    pub(super) fn clone_reach(&self, crew: &crate::carry_out::Crew) -> BTreeSet<NodeId> {
+    /// Returns for each server and switch whether it can be reached now.
+    pub(super) fn reach(&self, crew: &crate::carry_out::Crew) -> Vec<bool> {
         let topology = self.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
-        nodes.filter(|node| crew.reachable(self, *node)).collect()
+        nodes.map(|node| crew.reachable(self, node)).collect()
     }
 
     /// Gives tenants the queues of the earlier binding `target`.

@@ -310,8 +310,8 @@ impl Leader {
         }
         self.fabric.follow(usage);
         let (observes, hold) = (self.mode == Mode::Observe, self.mode == Mode::Hold);
-        let pass = |fabric: &mut Fabric, seen: &BTreeSet<NodeId>| {
-            fabric.rebind(|node| observes || seen.contains(&node), hold)
+        let pass = |fabric: &mut Fabric, seen: &[bool]| {
+            fabric.rebind(|node| observes || seen[node.index()], hold)
         };
         let decided = self.decide(pass, &mut report).await;
         self.tell_left_out();
@@ -330,11 +330,11 @@ impl Leader {
     }
 
     /// Makes a decision with `pass`, stores the decision and executes it. The argument of `pass`
-    /// contains the servers and switches that can be reached. If the decision is rolled back, the
+    /// says which servers and switches can be reached. If the decision is rolled back, the
     /// leader decides again without the nodes that failed.
     async fn decide(
         &mut self,
-        pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
+        pass: impl Fn(&mut Fabric, &[bool]) -> Pass,
         report: &mut IntervalReport,
     ) -> Result<(), LeaderError> {
         for _ in 0..TRIES {
@@ -343,7 +343,7 @@ impl Leader {
             self.fabric.note_marking(self.crew.out_of_date());
             self.fabric.note_left_out(self.crew.left_out_links());
             self.fabric.note_queues(self.crew.queue_limits(&self.fabric));
-            let seen = self.fabric.clone_reach(&self.crew);
+            let seen = self.fabric.reach(&self.crew);
             let pass = pass(&mut self.fabric, &seen);
             report.decided_in += began.elapsed();
             if self.follow(before, &pass, report).await? {
@@ -427,7 +427,7 @@ impl Leader {
         }
         self.next_stamp();
         self.will_move(&pass.plan);
-        if let Err(error) = self.put_binding(false).await {
+        if let Err(error) = self.put_binding().await {
             self.fabric.put_back(before);
             return Err(error);
         }
@@ -443,7 +443,7 @@ impl Leader {
                 self.changes("promoted", "demoted", pass);
                 report.failed += behind.len();
                 self.kept.moving = self.moving();
-                self.put_binding(true).await?;
+                self.put_done().await?;
                 Ok(true)
             }
             Outcome::TakenBack { mut why, stuck } => {
@@ -462,7 +462,7 @@ impl Leader {
                 // is not enough, because the report may be wrong.
                 self.next_stamp();
                 // The record of the plan's tenants stays until the old binding is stored.
-                self.put_binding(false).await?;
+                self.put_binding().await?;
                 self.finish_plans().await?;
                 Ok(false)
             }

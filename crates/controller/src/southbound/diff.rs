@@ -10,15 +10,15 @@ pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();
     let (mut unmap, mut map, mut weigh) = (Vec::new(), Vec::new(), Vec::new());
     for (name, want) in wanted.ports.iter().filter(|(name, _)| !is.left_out.contains_key(*name)) {
-        let has = is.ports.get(name).unwrap_or(&nothing).clone().canonical();
-        let want = want.clone().canonical();
+        let has = is.ports.get(name).unwrap_or(&nothing);
         let port = || name.clone();
-        let gone = has.map.keys().filter(|dscp| !want.map.contains_key(*dscp));
-        unmap.extend(gone.map(|dscp| Change::Unmap { port: port(), dscp: *dscp }));
-        let new = want.map.iter().filter(|(dscp, queue)| has.map.get(*dscp) != Some(*queue));
+        let gone = has.map.iter().filter(|(dscp, queue)| **queue != 0 && want.queue(**dscp) == 0);
+        unmap.extend(gone.map(|(dscp, _)| Change::Unmap { port: port(), dscp: *dscp }));
+        let new = want.map.iter().filter(|(dscp, q)| **q != 0 && has.queue(**dscp) != **q);
         map.extend(new.map(|(dscp, q)| Change::Map { port: port(), dscp: *dscp, queue: *q }));
-        if has.weights != want.weights {
-            weigh.push(Change::Weigh { port: port(), weights: want.weights });
+        let weights = want.trimmed_weights();
+        if has.trimmed_weights() != weights {
+            weigh.push(Change::Weigh { port: port(), weights: weights.to_vec() });
         }
     }
     unmap.append(&mut map);

@@ -51,9 +51,20 @@ impl PortState {
     /// no code point mapped to queue 0.
     #[must_use]
     pub fn canonical(mut self) -> Self {
-        self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));
+        self.weights.truncate(self.trimmed_weights().len());
         self.map.retain(|_, queue| *queue != 0);
         self
+    }
+
+    /// Returns the weights without the zeros at the end.
+    pub(super) fn trimmed_weights(&self) -> &[u32] {
+        let end = self.weights.iter().rposition(|weight| *weight != 0).map_or(0, |at| at + 1);
+        &self.weights[..end]
+    }
+
+    /// Returns the queue of a code point, also of one without a mapping.
+    pub(super) fn queue(&self, dscp: u8) -> u8 {
+        self.map.get(&dscp).copied().unwrap_or(0)
     }
 }
 

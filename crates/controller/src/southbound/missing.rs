@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
-use super::step::{agree, step};
+use super::driver::{Capabilities, Change, DriverError, SwitchDriver, SwitchState};
+use super::step::{agree, check_map, check_unmap, check_weights};
 use super::{classes, diff::diff};
 
 /// Difference between the state of a switch and a decision.
@@ -72,11 +72,22 @@ pub(crate) fn possible(
         port.map.retain(|_, queue| *queue < queues);
     }
     classes::complete(can, &mut wanted);
-    let fresh = PortState { weights: Vec::new(), map: can.fixed_map.clone() };
-    let ports = wanted.ports.keys().map(|port| (port.clone(), fresh.clone()));
-    let mut state = SwitchState { ports: ports.collect(), ..SwitchState::default() };
-    let changes = diff(&state, &wanted);
-    changes.iter().try_for_each(|change| step(switch, can, &mut state, change))?;
-    agree(switch, can, &state)?;
+    for port in wanted.ports.values_mut() {
+        *port = std::mem::take(port).canonical();
+    }
+    // The checks are those of the changes of a switch that has just started.
+    for (name, port) in &wanted.ports {
+        let mut gone = can.fixed_map.keys().filter(|dscp| port.queue(**dscp) == 0);
+        gone.try_for_each(|dscp| check_unmap(switch, can, name, *dscp))?;
+    }
+    for (name, port) in &wanted.ports {
+        let fixed = |dscp: &u8| can.fixed_map.get(dscp).copied();
+        let mut new = port.map.iter().filter(|(dscp, queue)| fixed(dscp) != Some(**queue));
+        new.try_for_each(|(dscp, queue)| check_map(switch, can, name, (*dscp, *queue)))?;
+    }
+    for (name, port) in &wanted.ports {
+        check_weights(switch, can, name, &port.weights)?;
+    }
+    agree(switch, can, &wanted)?;
     Ok(wanted)
 }

@@ -6,7 +6,8 @@ use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 /// Largest code point. A code point has six bits (RFC 2474 §3).
 const DSCP_MAX: u8 = 63;
 
-/// Applies `change` to the state of a switch with the capabilities `can`.
+/// Applies `change` to the state of a switch with the capabilities `can`. The ports of `state` keep
+/// their canonical form ([`PortState::canonical`]).
 ///
 /// # Errors
 /// After an error, `state` is unchanged. Returns [`DriverError::Beyond`] in these cases:
@@ -21,60 +22,95 @@ pub fn step(
     state: &mut SwitchState,
     change: &Change,
 ) -> Result<(), DriverError> {
-    let beyond = |what: String, limit: String, remedy: &'static str| {
-        let remedy = remedy.to_owned();
-        Err(DriverError::Beyond { switch: switch.to_owned(), what, limit, remedy })
-    };
     let name = change.port();
     if let Some(why) = state.left_out.get(name) {
-        return beyond(format!("port {name}"), why.clone(), "or leave the port unchanged");
+        return beyond(switch, format!("port {name}"), why.clone(), "or leave the port unchanged");
     }
     let Some(port) = state.ports.get_mut(name) else {
         let limit = format!("the driver configures {} ports, but not this port", state.ports.len());
-        return beyond(format!("port {name}"), limit, "name the port in the topology");
+        return beyond(switch, format!("port {name}"), limit, "name the port in the topology");
     };
     match change {
         Change::Weigh { weights, .. } => {
-            if weights.len() > usize::from(can.queues) {
-                let what = format!("a list of {} weights on port {name}", weights.len());
-                return beyond(what, format!("{} queues", can.queues), "use fewer queues");
-            }
-            let (low, high) = can.weights;
-            if let Some(wrong) = weights.iter().find(|w| **w != 0 && !(low..=high).contains(*w)) {
-                let what = format!("weight {wrong} on port {name}");
-                let limit = format!("weights from {low} to {high}, or 0");
-                return beyond(what, limit, "scale the port's weights");
-            }
+            check_weights(switch, can, name, weights)?;
             port.weights.clone_from(weights);
+            port.weights.truncate(port.trimmed_weights().len());
         }
         Change::Map { dscp, queue, .. } => {
-            let what = format!("mapping code point {dscp} to queue {queue} on port {name}");
-            if *dscp == 0 || *dscp > DSCP_MAX {
-                return beyond(what, "code points 1 to 63".to_owned(), "use another");
+            check_map(switch, can, name, (*dscp, *queue))?;
+            if *queue == 0 {
+                port.map.remove(dscp);
+            } else {
+                port.map.insert(*dscp, *queue);
             }
-            if *queue >= can.queues {
-                return beyond(
-                    what,
-                    format!("queues 0 to {}", can.queues - 1),
-                    "use a lower queue",
-                );
-            }
-            if !can.remap && can.fixed_map.get(dscp).unwrap_or(&0) != queue {
-                return beyond(what, fixed(can), "bind each code point to its queue in this map");
-            }
-            port.map.insert(*dscp, *queue);
         }
         Change::Unmap { dscp, .. } => {
-            if !can.remap && can.fixed_map.get(dscp).is_some_and(|queue| *queue != 0) {
-                let what = format!("removing code point {dscp} from the map of port {name}");
-                let remedy = "keep the code point in the map, but let no host use the code point";
-                return beyond(what, fixed(can), remedy);
-            }
+            check_unmap(switch, can, name, *dscp)?;
             port.map.remove(dscp);
         }
     }
-    let done = std::mem::take(port);
-    *port = done.canonical();
+    Ok(())
+}
+
+fn beyond(switch: &str, what: String, limit: String, remedy: &str) -> Result<(), DriverError> {
+    let (switch, remedy) = (switch.to_owned(), remedy.to_owned());
+    Err(DriverError::Beyond { switch, what, limit, remedy })
+}
+
+/// Checks that the queues of a port can have the weights `weights`.
+pub(super) fn check_weights(
+    switch: &str,
+    can: &Capabilities,
+    port: &str,
+    weights: &[u32],
+) -> Result<(), DriverError> {
+    if weights.len() > usize::from(can.queues) {
+        let what = format!("a list of {} weights on port {port}", weights.len());
+        return beyond(switch, what, format!("{} queues", can.queues), "use fewer queues");
+    }
+    let (low, high) = can.weights;
+    if let Some(wrong) = weights.iter().find(|w| **w != 0 && !(low..=high).contains(*w)) {
+        let what = format!("weight {wrong} on port {port}");
+        let limit = format!("weights from {low} to {high}, or 0");
+        return beyond(switch, what, limit, "scale the port's weights");
+    }
+    Ok(())
+}
+
+/// Checks that a port can map a code point to a queue.
+pub(super) fn check_map(
+    switch: &str,
+    can: &Capabilities,
+    port: &str,
+    (dscp, queue): (u8, u8),
+) -> Result<(), DriverError> {
+    let what = || format!("mapping code point {dscp} to queue {queue} on port {port}");
+    if dscp == 0 || dscp > DSCP_MAX {
+        return beyond(switch, what(), "code points 1 to 63".to_owned(), "use another");
+    }
+    if queue >= can.queues {
+        let limit = format!("queues 0 to {}", can.queues - 1);
+        return beyond(switch, what(), limit, "use a lower queue");
+    }
+    if !can.remap && can.fixed_map.get(&dscp).copied().unwrap_or(0) != queue {
+        let remedy = "bind each code point to its queue in this map";
+        return beyond(switch, what(), fixed(can), remedy);
+    }
+    Ok(())
+}
+
+/// Checks that a port can remove a code point from its map.
+pub(super) fn check_unmap(
+    switch: &str,
+    can: &Capabilities,
+    port: &str,
+    dscp: u8,
+) -> Result<(), DriverError> {
+    if !can.remap && can.fixed_map.get(&dscp).is_some_and(|queue| *queue != 0) {
+        let what = format!("removing code point {dscp} from the map of port {port}");
+        let remedy = "keep the code point in the map, but let no host use the code point";
+        return beyond(switch, what, fixed(can), remedy);
+    }
     Ok(())
 }
 

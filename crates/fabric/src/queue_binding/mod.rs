@@ -45,7 +45,7 @@ use thiserror::Error;
 
 use crate::dscp::{Palette, User, colour};
 use crate::hose::Need;
-use crate::tenant_placement::TenantSlot;
+use crate::tenant_placement::{SlotMap, TenantSlot};
 use crate::topology::{LinkId, NodeId, Topology};
 
 mod dilution;
@@ -213,12 +213,13 @@ struct Grab {
 pub struct Binding {
     settings: Settings,
     interval: u64,
-    bound: BTreeMap<TenantSlot, Bound>,
+    bound: SlotMap<Bound>,
     /// Slot of the tenant that has the queue, for each dedicated queue of each port.
     holders: Vec<u32>,
     /// Sum of the reservations in bit/s, for each queue of each port.
     reserved: Vec<u64>,
-    weights: BTreeMap<Port, Weights>,
+    /// Weights of each port at which bandwidth is reserved.
+    weights: Vec<Option<Weights>>,
     /// Number of queues of each port that has fewer than [`Settings::queues`].
     limits: BTreeMap<Port, u8>,
 }
@@ -232,7 +233,8 @@ impl Binding {
         settings.check()?;
         let holders = vec![NOBODY; 2 * links * usize::from(settings.dedicated())];
         let reserved = vec![0; 2 * links * usize::from(settings.queues)];
-        let (bound, weights, limits) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (bound, weights) = (SlotMap::default(), vec![None; 2 * links]);
+        let limits = BTreeMap::new();
         Ok(Self { settings, interval: 0, bound, holders, reserved, weights, limits })
     }
 
@@ -295,27 +297,27 @@ impl Binding {
 
     /// Returns true if a tenant has a queue that its port does not have.
     fn exceeds(&self, tenant: TenantSlot) -> bool {
-        let queues = self.bound.get(&tenant).map_or(&[][..], |bound| bound.queues.as_slice());
-        queues.iter().any(|(port, queue)| *queue >= self.queues(*port))
+        let queues = self.bound.get(tenant).map_or(&[][..], |bound| bound.queues.as_slice());
+        !self.limits.is_empty() && queues.iter().any(|(port, queue)| *queue >= self.queues(*port))
     }
 
     /// Returns the queues and code point of a tenant. `None` if the tenant shares queue 0.
     #[must_use]
     pub fn of(&self, tenant: TenantSlot) -> Option<&Bound> {
-        self.bound.get(&tenant)
+        self.bound.get(tenant)
     }
 
     /// Returns true if a tenant has queues on exactly the links `links`. Returns false if the
     /// tenant has no queues, or if the tenant's traffic was moved to other links.
     #[must_use]
     pub fn covers(&self, tenant: TenantSlot, links: &[(LinkId, Need)]) -> bool {
-        let bound = self.bound.get(&tenant);
+        let bound = self.bound.get(tenant);
         bound.is_some_and(|b| ports(links).eq(b.queues.iter().map(|(port, _)| *port)))
     }
 
     /// Returns all tenants with their own queues, ordered by slot.
     pub fn bound(&self) -> impl Iterator<Item = (TenantSlot, &Bound)> {
-        self.bound.iter().map(|(tenant, bound)| (*tenant, bound))
+        self.bound.iter()
     }
 
     /// Returns the tenant that has queue `queue` (1 or more) of a port. `None` if no tenant has the
@@ -329,14 +331,14 @@ impl Binding {
     /// Returns the weights of a port's queues. `None` if no bandwidth is reserved at the port.
     #[must_use]
     pub fn weights(&self, port: Port) -> Option<&Weights> {
-        self.weights.get(&port)
+        self.weights.get(index(port))?.as_ref()
     }
 
     /// Returns the largest guarantee error of all ports, in millionths of a link's rate
     /// ([`Weights::error_ppm`]).
     #[must_use]
     pub fn worst_error_ppm(&self) -> u32 {
-        self.weights.values().map(|weights| weights.error_ppm).max().unwrap_or(0)
+        self.weights.iter().flatten().map(|weights| weights.error_ppm).max().unwrap_or(0)
     }
 
     /// Returns the sending limit of a tenant that shares queue 0 on `links`. The sending limit is
@@ -348,7 +350,7 @@ impl Binding {
         let queues = usize::from(self.settings.queues);
         let of = |port: Port| {
             let reserved = *self.reserved.get(index(port) * queues)?;
-            let weights = &self.weights.get(&port)?.weights;
+            let weights = &self.weights(port)?.weights;
             let (own, all) = (weights.first()?, weights.iter().map(|w| u128::from(*w)).sum());
             let given = 1_000 * u128::from(self.rate(topology, port.link)) * u128::from(*own);
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
@@ -381,7 +383,7 @@ impl Binding {
         order.sort_by_key(|at| (core::cmp::Reverse(tenants[*at].score), tenants[*at].tenant));
         // A tenant that is not movable gets the highest score, so that it keeps its queues.
         let price = |t: &Candidate<'_>| if t.movable { t.score } else { u64::MAX };
-        let scores: BTreeMap<u32, u64> = tenants.iter().map(|t| (t.tenant.0, price(t))).collect();
+        let scores: SlotMap<u64> = tenants.iter().map(|t| (t.tenant, price(t))).collect();
         let mut won = BTreeSet::new();
         for candidate in order.iter().map(|at| &tenants[*at]) {
             if !self.wants(candidate) {
@@ -423,7 +425,7 @@ impl Binding {
         let others: Vec<TenantSlot> = (self.bound.iter())
             .filter(|(tenant, has)| wanted.get(tenant).is_none_or(|wants| !same(has, wants)))
             .filter(|(tenant, _)| !fixed.contains(tenant))
-            .map(|(tenant, _)| *tenant)
+            .map(|(tenant, _)| tenant)
             .collect();
         lost.extend(others.into_iter().filter_map(|tenant| self.release(tenant)));
         let mut won = BTreeSet::new();
@@ -436,7 +438,9 @@ impl Binding {
             let fits = ports(candidate.links).eq(bound.queues.iter().map(|(port, _)| *port));
             if fits && self.wants(candidate) && bound.queues.iter().all(free) {
                 self.seize(candidate.tenant, bound.queues.clone());
-                self.bound.entry(candidate.tenant).and_modify(|has| has.dscp = bound.dscp);
+                if let Some(has) = self.bound.get_mut(candidate.tenant) {
+                    has.dscp = bound.dscp;
+                }
                 won.insert(candidate.tenant);
             }
         }
@@ -453,13 +457,14 @@ impl Binding {
         tenants: &[Candidate<'_>],
         won: &mut BTreeSet<TenantSlot>,
     ) {
+        let scores = SlotMap::default();
         for at in order {
             // With score 0, the tenant cannot take a queue from a holder.
             let candidate = Candidate { score: 0, ..tenants[*at] };
             if !self.wants(&candidate) {
                 continue;
             }
-            if let Some(Grab { queues, .. }) = self.choose(topology, &candidate, &BTreeMap::new()) {
+            if let Some(Grab { queues, .. }) = self.choose(topology, &candidate, &scores) {
                 self.seize(candidate.tenant, queues);
                 won.insert(candidate.tenant);
             }
@@ -467,7 +472,7 @@ impl Binding {
     }
 
     fn wants(&self, candidate: &Candidate<'_>) -> bool {
-        let has = self.bound.contains_key(&candidate.tenant);
+        let has = self.bound.contains(candidate.tenant);
         !has && candidate.movable && !candidate.shares && !candidate.links.is_empty()
     }
 
@@ -476,9 +481,9 @@ impl Binding {
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
         let stays = |t: &&Candidate<'_>| !(t.movable && (t.shares || self.exceeds(t.tenant)));
         let same = tenants.iter().filter(stays).filter(|t| self.covers(t.tenant, t.links));
-        let same = same.map(|t| t.tenant);
-        let same: BTreeSet<TenantSlot> = same.collect();
-        let strangers = self.bound.keys().copied().filter(|tenant| !same.contains(tenant));
+        let same: SlotMap<()> = same.map(|t| (t.tenant, ())).collect();
+        let strangers = self.bound.iter().map(|(tenant, _)| tenant);
+        let strangers = strangers.filter(|tenant| !same.contains(*tenant));
         let strangers: Vec<TenantSlot> = strangers.collect();
         strangers.into_iter().filter_map(|tenant| self.release(tenant)).collect()
     }
@@ -489,7 +494,7 @@ impl Binding {
         &self,
         topology: &Topology,
         candidate: &Candidate<'_>,
-        scores: &BTreeMap<u32, u64>,
+        scores: &SlotMap<u64>,
     ) -> Option<Grab> {
         let mut queues = Vec::new();
         let mut victims = BTreeSet::new();
@@ -516,7 +521,7 @@ impl Binding {
         group: &[Port],
         queue: u8,
         candidate: &Candidate<'_>,
-        scores: &BTreeMap<u32, u64>,
+        scores: &SlotMap<u64>,
         victims: &BTreeSet<u32>,
     ) -> Option<(u64, Vec<u32>)> {
         let (mut price, mut taken) = (0_u64, Vec::new());
@@ -525,7 +530,7 @@ impl Binding {
             if holder == NOBODY || victims.contains(&holder) || taken.contains(&holder) {
                 continue;
             }
-            let score = scores.get(&holder).copied().unwrap_or(0);
+            let score = scores.get(TenantSlot(holder)).copied().unwrap_or(0);
             if !self.may_lose(TenantSlot(holder), score, candidate.score) {
                 return None;
             }
@@ -536,7 +541,7 @@ impl Binding {
     }
 
     fn may_lose(&self, holder: TenantSlot, score: u64, to: u64) -> bool {
-        let held = self.bound.get(&holder).map_or(0, |bound| self.interval - bound.since);
+        let held = self.bound.get(holder).map_or(0, |bound| self.interval - bound.since);
         let wanted = u128::from(score) * u128::from(self.settings.hysteresis_permille);
         held >= self.settings.hold && u128::from(to) * 1000 > wanted
     }
@@ -561,10 +566,13 @@ impl Binding {
     /// Returns a tenant's queue number on each switch, if the mode gives a tenant one queue number
     /// per switch.
     fn by_switch(&self, topology: &Topology, tenant: TenantSlot) -> Vec<(NodeId, u8)> {
-        let bound = self.bound.get(&tenant).filter(|_| self.settings.mode == Mode::PerPortMap);
+        let bound = self.bound.get(tenant).filter(|_| self.settings.mode == Mode::PerPortMap);
         let queues = bound.into_iter().flat_map(|bound| &bound.queues);
-        let all: BTreeSet<_> = queues.map(|(p, queue)| (sender(topology, *p), *queue)).collect();
-        all.into_iter().collect()
+        let mut all: Vec<_> =
+            queues.map(|(port, queue)| (sender(topology, *port), *queue)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     fn seize(&mut self, tenant: TenantSlot, queues: Vec<(Port, u8)>) {
@@ -577,7 +585,7 @@ impl Binding {
     }
 
     fn release(&mut self, tenant: TenantSlot) -> Option<(TenantSlot, Bound)> {
-        let bound = self.bound.remove(&tenant)?;
+        let bound = self.bound.remove(tenant)?;
         for (port, queue) in &bound.queues {
             let place = self.place(index(*port), *queue);
             self.holders[place] = NOBODY;
@@ -597,7 +605,7 @@ impl Binding {
         let palette = &self.settings.palette;
         if self.settings.mode == Mode::StaticMap {
             for tenant in won.iter() {
-                if let Some(bound) = self.bound.get_mut(tenant) {
+                if let Some(bound) = self.bound.get_mut(*tenant) {
                     let queue = bound.queues.first().map_or(1, |(_, queue)| *queue);
                     bound.dscp = palette.values()[usize::from(queue) - 1];
                 }
@@ -611,7 +619,7 @@ impl Binding {
         let queues: Vec<_> = bound.iter().map(|t| self.by_switch(topology, t.tenant)).collect();
         let users: Vec<User<'_>> = (bound.iter().zip(&links).zip(&queues))
             .map(|((t, links), queues)| User {
-                has: self.bound.get(&t.tenant).map(|b| b.dscp),
+                has: self.bound.get(t.tenant).map(|b| b.dscp),
                 links,
                 queues,
             })
@@ -620,7 +628,7 @@ impl Binding {
         let values = colour(palette, all_links, &users);
         let mut without = Vec::new();
         for (candidate, value) in bound.iter().zip(values) {
-            match (value, self.bound.get_mut(&candidate.tenant)) {
+            match (value, self.bound.get_mut(candidate.tenant)) {
                 (Some(value), Some(bound)) => bound.dscp = value,
                 _ => {
                     self.release(candidate.tenant);
@@ -642,10 +650,10 @@ impl Binding {
     ) -> Pass {
         let transition = self.reweigh(topology, tenants, &Movers::new(&lost, won));
         let gained: Vec<_> =
-            won.iter().filter_map(|tenant| Some((*tenant, self.bound.get(tenant)?))).collect();
+            won.iter().filter_map(|tenant| Some((*tenant, self.bound.get(*tenant)?))).collect();
         let plan = plan::plan(self.interval, self.settings.drain, &lost, &gained, &transition);
         let had: BTreeSet<TenantSlot> = lost.iter().map(|(tenant, _)| *tenant).collect();
-        let demoted = had.iter().filter(|tenant| !self.bound.contains_key(tenant)).copied();
+        let demoted = had.iter().copied().filter(|tenant| !self.bound.contains(*tenant));
         let demoted = demoted.collect();
         let promoted = won.difference(&had).copied().collect();
         Pass { interval: self.interval, promoted, demoted, without_code_point, plan }
@@ -657,7 +665,7 @@ impl Binding {
         tenant: TenantSlot,
         links: &[(LinkId, Need)],
     ) -> impl Iterator<Item = (Port, usize, u64)> {
-        let own = self.bound.get(&tenant).filter(|_| self.covers(tenant, links));
+        let own = self.bound.get(tenant).filter(|_| self.covers(tenant, links));
         let mut own = own.into_iter().flat_map(|bound| bound.queues.iter());
         let rates = links.iter().flat_map(|(_, need)| [need.down.0, need.up.0]);
         ports(links).zip(rates).map(move |(port, rate)| {
@@ -674,7 +682,7 @@ impl Binding {
     ) {
         let queues = usize::from(self.settings.queues);
         self.reserved.fill(0);
-        self.weights.clear();
+        self.weights.fill(None);
         let mut used = BTreeSet::new();
         for (tenant, links) in tenants {
             let parts: Vec<_> = self.parts(tenant, links).collect();
@@ -684,7 +692,7 @@ impl Binding {
             }
         }
         for port in used {
-            self.weights.insert(port, self.weigh(topology, port));
+            self.weights[index(port)] = Some(self.weigh(topology, port));
         }
     }
 
@@ -708,8 +716,8 @@ impl Binding {
             let more = rate.saturating_sub(had.get(&(port, queue)).copied().unwrap_or(0));
             self.reserved[index(port) * queues + queue] += more;
             let weights = self.weigh(topology, port);
-            if self.weights.get(&port) != Some(&weights) {
-                self.weights.insert(port, weights.clone());
+            if self.weights(port) != Some(&weights) {
+                self.weights[index(port)] = Some(weights.clone());
                 steps.push(Step::Weigh { port, weights });
             }
         }

@@ -80,7 +80,7 @@ impl<'a> Movers<'a> {
 }
 
 /// Traffic of a tenant at a port on which tenants move.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     /// Guarantee of the tenant at the port, in bit/s.
     guarantee: u64,
@@ -118,11 +118,9 @@ struct Changing {
     traffic: Option<Vec<Part>>,
 }
 
-/// Traffic and weights of a port on which tenants move.
-#[derive(Debug, PartialEq, Eq)]
+/// Traffic of a port on which tenants move.
+#[derive(Debug)]
 struct Phases {
-    rate: u64,
-    after: Weights,
     /// Traffic while tenants lose queues.
     losing: PortLoad,
     /// Traffic while tenants get queues.
@@ -130,10 +128,10 @@ struct Phases {
 }
 
 impl Phases {
-    /// Adds up the traffic of a port. The argument `before` has the weights before the change, if
-    /// the port has any.
-    fn new(of: &Changing, traffic: &[Part], before: Option<&Weights>, queues: usize) -> Self {
-        let (rate, after) = (of.rate, of.after.clone());
+    /// Adds up the traffic of a port of rate `rate`. The arguments `before` and `after` have the
+    /// weights before the change, if the port has any, and after the change.
+    fn new(traffic: &[Part], before: Option<&Weights>, after: &Weights, rate: u64) -> Self {
+        let queues = after.weights.len();
         let old = traffic.iter().map(|part| (part.old, part.guarantee));
         let new = traffic.iter().map(|part| (part.new, part.guarantee));
         let whole = vec![WHOLE_PPM; queues];
@@ -149,13 +147,16 @@ impl Phases {
                 port.add(&Load { guarantee, queue, also_shared, limited }, target);
             }
         }
-        Self { rate, after, losing, winning }
+        Self { losing, winning }
     }
 }
 
 /// Weights of the previous port, for reuse if the next port has equal traffic.
 struct Known {
-    phases: Phases,
+    port: Port,
+    rate: u64,
+    traffic: Vec<Part>,
+    before: Option<Weights>,
     during: Weights,
     kept: u32,
 }
@@ -184,29 +185,33 @@ impl Binding {
         let mut crowded = vec![false; moving.len()];
         let mut transition = Transition::default();
         let mut last: Option<Known> = None;
-        for of in changing.into_iter().flatten() {
-            let (port, before) = (of.port, self.weights.get(&of.port));
-            let phases = of.traffic.as_ref().map(|all| Phases::new(&of, all, before, queues));
-            let after = of.after;
-            let (during, kept) = match (&phases, &last) {
+        for Changing { port, rate, after, traffic } in changing.into_iter().flatten() {
+            let before = self.weights[index(port)].take();
+            // Both directions of a link usually have the same traffic.
+            let same = last.as_ref().filter(|known| {
+                (known.rate, &known.before) == (rate, &before)
+                    && Some(&known.traffic) == traffic.as_ref()
+                    && self.weights(known.port) == Some(&after)
+            });
+            let (during, kept) = match (&traffic, same) {
                 (None, _) => (after.clone(), WHOLE_PPM),
-                // Both directions of a link usually have the same traffic.
-                (Some(phases), Some(known)) if *phases == known.phases => {
-                    (known.during.clone(), known.kept)
+                (Some(_), Some(known)) => (known.during.clone(), known.kept),
+                (Some(traffic), None) => {
+                    let of = Phases::new(traffic, before.as_ref(), &after, rate);
+                    weights::during(&of.losing, &of.winning, &after, rate)
                 }
-                (Some(of), _) => weights::during(&of.losing, &of.winning, &after, of.rate),
             };
             crowded[index(port)] = kept < KEPT_PPM_MIN;
-            let first = before.is_none_or(|before| before.weights != during.weights);
+            let first = before.as_ref().is_none_or(|before| before.weights != during.weights);
             let then = (during.weights != after.weights).then(|| after.clone());
             if first || then.is_some() {
                 let during = first.then(|| during.clone());
                 transition.ports.push(Reweigh { port, during, after: then });
             }
-            if let Some(phases) = phases {
-                last = Some(Known { phases, during, kept });
+            if let Some(traffic) = traffic {
+                last = Some(Known { port, rate, traffic, before, during, kept });
             }
-            self.weights.insert(port, after);
+            self.weights[index(port)] = Some(after);
         }
         self.reserved = now;
         transition.limited = self.limited(tenants, movers, &moving, &crowded);

@@ -39,12 +39,14 @@ mod policy;
 mod refusal;
 mod request;
 mod search;
+mod slot_map;
 
 pub use change::{ChangeError, Move, Moved};
 pub use placement::{Cost, Placement, VmShare};
 pub use policy::{Choice, Policy, PolicyError, QueueWeight};
 pub use refusal::{Offer, Reason, Refusal};
 pub use request::{Affinity, Request, RequestError, Spread, TenantSlot};
+pub use slot_map::SlotMap;
 
 use search::{Search, Wish};
 

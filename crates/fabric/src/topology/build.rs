@@ -1,5 +1,7 @@
 //! Builds the arrays of a topology, ordered by layer and by parent.
 
+use std::sync::Arc;
+
 use super::{Names, Topology, number};
 
 /// Parts of a topology: nodes ordered by layer, and links between the nodes in any order.
@@ -38,7 +40,7 @@ pub(super) fn build(mut parts: Parts) -> Topology {
         up[*place as usize] = number(link);
         *place += 1;
     }
-    let (slots, names) = (parts.slots, parts.names);
+    let (slots, names) = (parts.slots, Arc::new(parts.names));
     Topology { layer_end, slots, child, parent, rate, first_down, first_up, up, names }
 }
 

@@ -27,11 +27,11 @@
 //!
 //! # Cost
 //!
-//! A topology takes 32 bytes of memory per link and 16 bytes per node. A fat-tree of k = 74
-//! (101,306 servers) takes 11 MB.
+//! A topology takes 32 bytes of memory per link. A node takes 36 bytes and its name. Copies of a
+//! topology share the names.
 
-use core::fmt;
 use core::ops::Range;
+use std::sync::Arc;
 
 use penstock_units::BitsPerSecond;
 
@@ -101,32 +101,47 @@ pub struct Topology {
     /// the length of `up`.
     first_up: Vec<u32>,
     up: Vec<u32>,
-    names: Names,
+    names: Arc<Names>,
 }
 
-/// Names of all nodes of a topology.
-#[derive(Clone, Debug)]
-pub(crate) enum Names {
-    /// A node's name is generated from its layer and its position in the layer.
-    Numbered,
-    /// The description of the topology has the nodes' names. The first field has the names in the
-    /// order of the nodes' numbers. The second field has the nodes' numbers in the order of the
-    /// names.
-    Given(Vec<Box<str>>, Vec<u32>),
+/// Names of all nodes of a topology. A controller needs the names of all hosts and looks up all
+/// hosts by name several times in each interval.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// Names in the order of the nodes' numbers.
+    names: Vec<Box<str>>,
+    /// Numbers of the nodes in the order of their names.
+    order: Vec<u32>,
 }
 
 impl Names {
-    /// Builds an index of the given names. A controller with ten thousand nodes looks up the name
-    /// of each node once per interval.
     pub(crate) fn given(names: Vec<Box<str>>) -> Self {
         let mut order: Vec<u32> = (0..names.len()).map(number).collect();
-        order.sort_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
-        Self::Given(names, order)
+        order.sort_unstable_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
+        Self { names, order }
+    }
+
+    /// Generates the name of each node from its layer and its position in the layer. The argument
+    /// `layers` has the number of nodes in each layer.
+    pub(crate) fn numbered(layers: &[u32]) -> Self {
+        let name = |(layer, count): (usize, &u32)| {
+            let kind = kind(layers.len(), layer);
+            (0..*count).map(move |at| format!("{kind}-{at}").into_boxed_str())
+        };
+        Self::given(layers.iter().enumerate().flat_map(name).collect())
     }
 }
 
 /// Prefixes of generated names by layer, for a tree with three tiers of switches.
 const KINDS: [&str; 4] = ["server", "rack", "pod-switch", "core"];
+
+/// Returns the prefix of the generated names of a layer, in a topology with `layers` layers.
+fn kind(layers: usize, layer: usize) -> String {
+    if layers <= KINDS.len() && (layer < 2 || layers == KINDS.len()) {
+        return KINDS[layer].to_owned();
+    }
+    if layer + 1 == layers { KINDS[3].to_owned() } else { format!("layer{layer}") }
+}
 
 impl Topology {
     /// Number of layers, including the layer of servers.
@@ -253,35 +268,18 @@ impl Topology {
         (up > 0.0 && !self.is_server(node)).then(|| sum(&mut self.down(node)) / up)
     }
 
-    /// Returns the name of a node, which can be displayed without an allocation.
+    /// Returns the name of a node.
     #[must_use]
-    pub fn name(&self, node: NodeId) -> NodeName<'_> {
-        NodeName { topology: self, node }
+    pub fn name(&self, node: NodeId) -> &str {
+        &self.names.names[node.index()]
     }
 
     /// Returns the node with the given name. `None` if no node has the name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeId> {
-        match &self.names {
-            Names::Given(names, order) => {
-                let found = order.binary_search_by(|node| (*names[*node as usize]).cmp(name));
-                found.ok().map(|at| NodeId(order[at]))
-            }
-            Names::Numbered => {
-                let (kind, at) = name.rsplit_once('-')?;
-                let at = at.parse::<u32>().ok()?;
-                let layer = (0..self.layers()).find(|l| self.kind(*l) == kind)?;
-                let node = self.layer_range(layer).start.checked_add(at)?;
-                self.layer_range(layer).contains(&node).then_some(NodeId(node))
-            }
-        }
-    }
-
-    fn kind(&self, layer: usize) -> String {
-        if self.layers() <= KINDS.len() && (layer < 2 || self.layers() == KINDS.len()) {
-            return KINDS[layer].to_owned();
-        }
-        if layer + 1 == self.layers() { KINDS[3].to_owned() } else { format!("layer{layer}") }
+        let Names { names, order } = &*self.names;
+        let found = order.binary_search_by(|node| (*names[*node as usize]).cmp(name));
+        found.ok().map(|at| NodeId(order[at]))
     }
 
     /// Returns all nodes that are reachable from `root` downwards, starting with `root` itself.
@@ -313,25 +311,5 @@ impl Topology {
             path.extend(self.path_up(parent, root)?);
             Some(path)
         })
-    }
-}
-
-/// Displays a node's name.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeName<'a> {
-    topology: &'a Topology,
-    node: NodeId,
-}
-
-impl fmt::Display for NodeName<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.topology.names {
-            Names::Given(names, _) => f.pad(&names[self.node.index()]),
-            Names::Numbered => {
-                let layer = self.topology.layer_of(self.node);
-                let at = self.node.0 - self.topology.layer_range(layer).start;
-                f.pad(&format!("{}-{at}", self.topology.kind(layer)))
-            }
-        }
     }
 }

@@ -211,7 +211,8 @@ impl Regular {
         }
         let layers: Vec<u32> = counts.iter().map(|(groups, roots)| groups * roots).collect();
         let slots = vec![self.slots; layers[0] as usize];
-        Ok(build(Parts { layers, slots, links, names: Names::Numbered }))
+        let names = Names::numbered(&layers);
+        Ok(build(Parts { layers, slots, links, names }))
     }
 }
 
@@ -262,9 +263,9 @@ mod tests {
     fn every_node_is_found_by_its_name_and_every_path_up_ends_at_its_root() {
         let tree = fat_tree(4, 2, 2);
         for node in (0..tree.nodes()).map(|n| NodeId(u32::try_from(n).unwrap())) {
-            assert_eq!(tree.find(&tree.name(node).to_string()), Some(node));
+            assert_eq!(tree.find(tree.name(node)), Some(node));
         }
-        assert_eq!(tree.name(NodeId(16)).to_string(), "rack-0");
+        assert_eq!(tree.name(NodeId(16)), "rack-0");
         assert_eq!((tree.find("rack-8"), tree.find("core-4"), tree.find("x")), (None, None, None));
         let root = tree.layer(3).next_back().unwrap();
         for server in tree.layer(0) {

@@ -363,7 +363,7 @@ mod tests {
         let topology = two_racks().build().unwrap();
         assert_eq!((topology.layers(), topology.servers(), topology.links()), (3, 3, 5));
         for name in ["a", "b", "c", "r1", "r2", "core"] {
-            assert_eq!(topology.name(topology.find(name).unwrap()).to_string(), name);
+            assert_eq!(topology.name(topology.find(name).unwrap()), name);
         }
         let core = topology.find("core").unwrap();
         assert_eq!((topology.layer_of(core), topology.down(core).count()), (2, 2));

@@ -146,8 +146,7 @@ impl Bed {
         for server in fabric.topology().layer(0) {
             let name = fabric.topology().name(server).to_string();
             let (session, mut messages) = self.registry.begin(&name, Stamp::default())?;
-            let here =
-                |slot| (fabric.name(slot).to_owned(), fabric.guarantee_on(slot, server).send);
+            let here = |(slot, all): (_, ClassRecord)| (fabric.name(slot).to_owned(), all.send);
             let tenants = fabric.tenants_on(server).map(here).collect();
             self.hosts.push(Host { name: name.clone(), session, tenants });
             let registry = Arc::clone(&self.registry);

@@ -31,7 +31,7 @@ pub(super) fn sim_switches(fabric: &Fabric) -> BTreeMap<NodeId, Arc<SimSwitch>> 
     let info = |port: Port| PortInfo { name: far(fabric, port), rate: topology.rate(port.link) };
     let switch = |node: NodeId| {
         let ports: Vec<PortInfo> = fabric.ports_of(node).into_iter().map(info).collect();
-        let switch = SimSwitch::new(&topology.name(node).to_string(), can.clone(), &ports);
+        let switch = SimSwitch::new(topology.name(node), can.clone(), &ports);
         (node, Arc::new(switch))
     };
     (1..topology.layers()).flat_map(|layer| topology.layer(layer)).map(switch).collect()

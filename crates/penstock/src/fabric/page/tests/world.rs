@@ -101,7 +101,7 @@ fn switches() -> Switches {
         let far = down.chain(topology.up(node).map(|link| topology.parent(link)));
         let port = |far| PortInfo { name: topology.name(far).to_string(), rate: RATE };
         let ports: Vec<PortInfo> = far.map(port).collect();
-        (node, Arc::new(SimSwitch::new(&topology.name(node).to_string(), can.clone(), &ports)))
+        (node, Arc::new(SimSwitch::new(topology.name(node), can.clone(), &ports)))
     };
     nodes.map(switch).collect()
 }

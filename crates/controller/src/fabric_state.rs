@@ -353,6 +353,12 @@ impl Fabric {
         self.left_out = links;
     }
 
+    /// Notes the number of queues of each port that has fewer than the settings say
+    /// ([`Binding::limit_queues`]).
+    pub fn note_queues(&mut self, limits: BTreeMap<Port, u8>) {
+        self.binding.limit_queues(limits);
+    }
+
     /// Notes that a tenant had the servers and links of `before` until now. If the tenant has
     /// queues there, the queues stay until the tenant's hosts no longer mark packets for them.
     fn note_moved(&mut self, slot: TenantSlot, before: &Tenant) {

@@ -331,11 +331,11 @@ fn obstacles(leader: &Leader, tenant: &Tenant) -> Vec<String> {
 fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
     let fabric = leader.fabric();
     let Some(tenant) = fabric.datacenter().tenant(slot) else { return Vec::new() };
-    let queues = fabric.binding().settings().queues;
     let mut full = Vec::new();
     for (link, _) in &tenant.placement.entry.links {
         for up in [false, true] {
             let port = Port { link: *link, up };
+            let queues = fabric.binding().queues(port);
             let holders: Vec<TenantSlot> =
                 (1..queues).filter_map(|queue| fabric.binding().holder(port, queue)).collect();
             if holders.len() + 1 == usize::from(queues) {
@@ -349,12 +349,12 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
                     })
                     .collect();
                 let (from, to) = if up { (below, over) } else { (over, below) };
-                full.push(format!(
-                    "all queues from {} to {} are taken: {}",
-                    topology.name(from),
-                    topology.name(to),
-                    names.join(", ")
-                ));
+                let (from, to) = (topology.name(from), topology.name(to));
+                full.push(if names.is_empty() {
+                    format!("{from} has only the shared queue to {to}; see the event `few-queues`")
+                } else {
+                    format!("all queues from {from} to {to} are taken: {}", names.join(", "))
+                });
             }
         }
     }

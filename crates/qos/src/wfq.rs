@@ -18,7 +18,7 @@
 //! conservation).
 //!
 //! A queue has a second line for frames that need not wait behind the others
-//! ([`Wfq::offer_ahead`]), such as TCP's pure acknowledgements. If they waited behind data, TCP in
+//! ([`Wfq::offer`]), such as TCP's pure acknowledgements. If they waited behind data, TCP in
 //! both directions of a tenant would use only one (Heusse et al., *Two-way TCP connections*, CCR
 //! 2011; RFC 3449). The two lines take turns: after [`AHEAD_TURN`] bytes of the second line, a
 //! frame of the first one leaves. Both lines together are one client of EEVDF and share the
@@ -315,23 +315,12 @@ impl<T: Copy + Default> Wfq<T> {
         }
     }
 
-    /// Checks whether the queue would accept a frame of `bytes` bytes now.
+    /// Checks whether the queue would accept a frame of `bytes` bytes now, with `ahead` as in
+    /// [`Self::offer`].
     ///
     /// # Errors
     /// Returns an error, which names the limit, if the frame would exceed a limit.
-    pub fn room(&self, queue: usize, bytes: u32) -> Result<(), Full> {
-        self.room_in(queue, false, bytes)
-    }
-
-    /// Checks like [`Self::room`] for a frame that passes others ([`Self::offer_ahead`]).
-    ///
-    /// # Errors
-    /// Returns an error, which names the limit, if the frame would exceed a limit.
-    pub fn room_ahead(&self, queue: usize, bytes: u32) -> Result<(), Full> {
-        self.room_in(queue, true, bytes)
-    }
-
-    fn room_in(&self, queue: usize, ahead: bool, bytes: u32) -> Result<(), Full> {
+    pub fn room(&self, (queue, ahead): (usize, bool), bytes: u32) -> Result<(), Full> {
         let lane = self.lanes.get(queue).ok_or(Full::Nowhere)?;
         let line = lane.line(ahead);
         if line.frames >= self.places - self.len {
@@ -342,37 +331,20 @@ impl<T: Copy + Default> Wfq<T> {
     }
 
     /// Offers a frame to a queue at the time `now`. The argument `bytes` is the frame's length on
-    /// the link, which counts for weights, ceilings and depths.
+    /// the link, which counts for weights, ceilings and depths. If `ahead` is true, the frame need
+    /// not wait behind the frames of its queue for which `ahead` is false. Frames of the same kind
+    /// keep their order.
     ///
     /// # Errors
     /// Returns the limit because of which the frame was refused.
-    pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
-        self.put((queue, false), item, bytes, now)
-    }
-
-    /// Offers a frame that need not wait behind the other frames of its queue. Frames that pass
-    /// keep their order among each other.
-    ///
-    /// # Errors
-    /// Returns the limit because of which the frame was refused.
-    pub fn offer_ahead(
-        &mut self,
-        queue: usize,
-        item: T,
-        bytes: u32,
-        now: Nanos,
-    ) -> Result<(), Full> {
-        self.put((queue, true), item, bytes, now)
-    }
-
-    fn put(
+    pub fn offer(
         &mut self,
         (queue, ahead): (usize, bool),
         item: T,
         bytes: u32,
         now: Nanos,
     ) -> Result<(), Full> {
-        self.room_in(queue, ahead, bytes)?;
+        self.room((queue, ahead), bytes)?;
         let lane = &mut self.lanes[queue];
         let first = lane.is_empty();
         self.pool.push(lane.line_mut(ahead), item, bytes, now);
@@ -461,8 +433,8 @@ mod tests {
     fn a_queue_keeps_its_order_and_its_share() {
         let mut wfq = queues(&[1, 3]);
         for n in 0..8 {
-            wfq.offer(0, n, 1_000, Nanos(0)).unwrap();
-            wfq.offer(1, n, 1_000, Nanos(0)).unwrap();
+            wfq.offer((0, false), n, 1_000, Nanos(0)).unwrap();
+            wfq.offer((1, false), n, 1_000, Nanos(0)).unwrap();
         }
         assert_eq!((wfq.len(), wfq.backlog(1)), (16, (8, 8_000)));
         let all: Vec<_> = (0..16).map(|_| go(&mut wfq).unwrap()).collect();
@@ -478,8 +450,8 @@ mod tests {
     #[test]
     fn frames_that_pass_take_turns_with_the_others_and_keep_their_order() {
         let mut wfq = queues(&[1]);
-        (0..4).for_each(|n| wfq.offer(0, n, 1_500, Nanos(0)).unwrap());
-        (100..140).for_each(|n| wfq.offer_ahead(0, n, 90, Nanos(0)).unwrap());
+        (0..4).for_each(|n| wfq.offer((0, false), n, 1_500, Nanos(0)).unwrap());
+        (100..140).for_each(|n| wfq.offer((0, true), n, 90, Nanos(0)).unwrap());
         assert_eq!(wfq.backlog(0), (44, 9_600));
         let all: Vec<u32> = std::iter::from_fn(|| go(&mut wfq)).map(|(_, n)| n).collect();
         // 18 frames of 90 bytes have more than a turn.
@@ -492,19 +464,19 @@ mod tests {
     #[test]
     fn frames_that_pass_have_a_bound_of_their_own_and_share_weight_and_ceiling() {
         let mut wfq = queues(&[1, 1]);
-        wfq.offer(0, 0, 10_000, Nanos(0)).unwrap();
-        assert_eq!(wfq.offer(0, 1, 64, Nanos(0)), Err(Full::Bytes));
-        assert_eq!(wfq.offer_ahead(0, 2, 64, Nanos(0)), Ok(()), "data leaves room");
-        assert_eq!(wfq.room_ahead(0, 10_000), Err(Full::Bytes));
-        assert_eq!(wfq.offer_ahead(2, 3, 64, Nanos(0)), Err(Full::Nowhere));
+        wfq.offer((0, false), 0, 10_000, Nanos(0)).unwrap();
+        assert_eq!(wfq.offer((0, false), 1, 64, Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((0, true), 2, 64, Nanos(0)), Ok(()), "data leaves room");
+        assert_eq!(wfq.room((0, true), 10_000), Err(Full::Bytes));
+        assert_eq!(wfq.offer((2, true), 3, 64, Nanos(0)), Err(Full::Nowhere));
 
         // Queue 0 has both lines, and queue 1 has one. Both queues send the same bytes.
         let mut wfq = queues(&[1, 1]);
         let mut sent = [0; 2];
         for _ in 0..2_000 {
-            let _ = wfq.offer(0, 0, 1_500, Nanos(0));
-            let _ = wfq.offer_ahead(0, 1, 100, Nanos(0));
-            let _ = wfq.offer(1, 2, 1_500, Nanos(0));
+            let _ = wfq.offer((0, false), 0, 1_500, Nanos(0));
+            let _ = wfq.offer((0, true), 1, 100, Nanos(0));
+            let _ = wfq.offer((1, false), 2, 1_500, Nanos(0));
             let gone = wfq.next(Nanos(0), |_, _| unreachable!()).unwrap();
             sent[gone.queue] += gone.bytes;
         }
@@ -514,7 +486,7 @@ mod tests {
         let mut wfq = Wfq::new(1, 400, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
         assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);
-        (0..100_u32).for_each(|n| wfq.offer_ahead(0, n, 1_000, now).unwrap());
+        (0..100_u32).for_each(|n| wfq.offer((0, true), n, 1_000, now).unwrap());
         assert_eq!(std::iter::from_fn(|| wfq.next(now, |_, _| {})).count(), 51);
         assert_eq!(wfq.wake(), Some(now + Nanos::from_millis(1)));
         assert!(wfq.next(now + Nanos::from_millis(1), |_, _| {}).is_some());
@@ -523,12 +495,12 @@ mod tests {
     #[test]
     fn a_frame_too_many_or_too_late_is_not_sent() {
         let mut wfq = queues(&[1, 1]);
-        assert_eq!(wfq.offer(2, 0, 64, Nanos(0)), Err(Full::Nowhere));
-        assert_eq!(wfq.offer(0, 1, 60_000, Nanos(0)), Ok(()), "an empty queue takes any");
-        assert_eq!(wfq.offer(0, 2, 64, Nanos(0)), Err(Full::Bytes));
-        assert_eq!(wfq.offer(1, 3, 6_000, Nanos(500)), Ok(()));
-        assert_eq!(wfq.offer(1, 4, 4_000, Nanos(1_200)), Ok(()));
-        assert_eq!(wfq.offer(1, 5, 1, Nanos(1_200)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((2, false), 0, 64, Nanos(0)), Err(Full::Nowhere));
+        assert_eq!(wfq.offer((0, false), 1, 60_000, Nanos(0)), Ok(()), "an empty queue takes any");
+        assert_eq!(wfq.offer((0, false), 2, 64, Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((1, false), 3, 6_000, Nanos(500)), Ok(()));
+        assert_eq!(wfq.offer((1, false), 4, 4_000, Nanos(1_200)), Ok(()));
+        assert_eq!(wfq.offer((1, false), 5, 1, Nanos(1_200)), Err(Full::Bytes));
         let mut late = Vec::new();
         let mut next = |wfq: &mut Wfq<u32>, now| {
             let mut lost = |queue, item| late.push((queue, item));
@@ -539,19 +511,19 @@ mod tests {
         late.sort_unstable();
         assert_eq!(late, [(0, 1), (1, 3)]);
         assert!(wfq.set_depth(0, Depth { bytes: 100, ..DEPTH }) && !wfq.set_depth(2, DEPTH));
-        assert_eq!(wfq.offer(0, 6, 64, Nanos(0)), Ok(()));
-        assert_eq!(wfq.offer(0, 7, 64, Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((0, false), 6, 64, Nanos(0)), Ok(()));
+        assert_eq!(wfq.offer((0, false), 7, 64, Nanos(0)), Err(Full::Bytes));
     }
 
     #[test]
     fn a_flood_in_one_queue_leaves_places_to_the_others() {
         let mut wfq = queues(&[1, 1, 1]);
         let fill = |wfq: &mut Wfq<u32>, queue| {
-            (0..1_000).take_while(|n| wfq.offer(queue, *n, 1, Nanos(0)).is_ok()).count()
+            (0..1_000).take_while(|n| wfq.offer((queue, false), *n, 1, Nanos(0)).is_ok()).count()
         };
         assert_eq!(fill(&mut wfq, 0), 50);
         assert_eq!(fill(&mut wfq, 1), 25);
-        assert_eq!(wfq.room(0, 1), Err(Full::Frames));
+        assert_eq!(wfq.room((0, false), 1), Err(Full::Frames));
         assert!(fill(&mut wfq, 2) >= 12);
     }
 
@@ -563,7 +535,7 @@ mod tests {
         for n in 0..4_000 {
             for (queue, offered) in offered.iter_mut().enumerate() {
                 while wfq.backlog(queue).0 < 8 {
-                    wfq.offer(queue, *offered, 1_000, Nanos(0)).unwrap();
+                    wfq.offer((queue, false), *offered, 1_000, Nanos(0)).unwrap();
                     *offered += 1;
                 }
             }
@@ -592,7 +564,7 @@ mod tests {
         for now in (0..1_000).map(Nanos::from_millis) {
             for (queue, offered) in offered.iter_mut().enumerate() {
                 while wfq.backlog(queue).0 < 8 {
-                    wfq.offer(queue, *offered, 1_000, now).unwrap();
+                    wfq.offer((queue, false), *offered, 1_000, now).unwrap();
                     *offered += 1;
                 }
             }
@@ -614,7 +586,7 @@ mod tests {
         let mut wfq = Wfq::new(1, 200, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
         assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);
-        (0..80_u32).for_each(|n| wfq.offer(0, n, 1_000, now).unwrap());
+        (0..80_u32).for_each(|n| wfq.offer((0, false), n, 1_000, now).unwrap());
         let burst = std::iter::from_fn(|| wfq.next(now, |_, _| {})).count();
         assert_eq!(burst, 51, "50 that had time, and one ahead");
         let wake = wfq.wake().unwrap();

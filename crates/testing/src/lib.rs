@@ -30,7 +30,10 @@
 pub mod committed;
 pub mod help;
 pub mod json_schema;
+mod segment;
 pub mod yang;
+
+pub use segment::segment;
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

@@ -12,7 +12,7 @@
 //! | [`circles`] | few files of a crate import each other in a circle |
 //! | [`rooms`] | modules of the crate `dataplane` import only modules of lower rank |
 //! | [`lines`] | source lines have no excess width, unfinished work, or `unsafe` without a reason |
-//! | [`sizes`] | files and functions have at most their maximum length |
+//! | [`sizes`] | files, functions and `ARCHITECTURE.md` have at most their maximum length |
 //! | [`links`] | relative links in Markdown files lead to existing files and headings |
 //! | [`commands`] | commands and options in Markdown files exist |
 //! | [`words`] | texts have no obscure phrases, long sentences or empty doc comments |
@@ -107,6 +107,7 @@ fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
     let commands = commands::Commands::read(&pages);
     let mut findings = links::check(root, &pages);
     findings.extend(pages.iter().flat_map(|page| commands.check(page)));
+    findings.extend(pages.iter().filter_map(sizes::check_overview));
     let exempt_path = root.join("crates/tidy/words-exempt.txt");
     let list = fs::read_to_string(&exempt_path).unwrap_or_default();
     let exempt = words::exempt(&list);

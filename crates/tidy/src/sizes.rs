@@ -14,6 +14,10 @@ use crate::{Finding, Source};
 const FILE: usize = 800;
 /// Maximum length of a function in lines, from `fn` to its closing brace.
 const FUNCTION: usize = 70;
+/// The page that a new reader reads as a whole.
+const OVERVIEW: &str = "ARCHITECTURE.md";
+/// Maximum length of [`OVERVIEW`] in lines.
+const OVERVIEW_MAX: usize = 250;
 
 /// Lengths in lines. In the map, the key of a file is `path`, and the key of a function is `path fn
 /// name`.
@@ -63,6 +67,15 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         }
     }
     found
+}
+
+/// Returns a finding if the page is [`OVERVIEW`] and too long to read at once.
+pub fn check_overview(page: &Source) -> Option<Finding> {
+    let lines = page.text.lines().count();
+    (page.path == OVERVIEW && lines > OVERVIEW_MAX).then(|| {
+        let what = format!("{lines} lines, limit {OVERVIEW_MAX}; move details to docs/internals");
+        Finding::new(&page.path, 0, what)
+    })
 }
 
 fn function_name(code: &str) -> Option<&str> {
@@ -157,6 +170,15 @@ mod tests {
     #[test]
     fn a_brace_in_a_string_does_not_count() {
         assert_eq!(functions("fn f() {\n    g(\"{\");\n}\n"), [("f".to_owned(), 3)]);
+    }
+
+    #[test]
+    fn only_the_overview_has_a_limit_of_its_own() {
+        let page = |path: &str, lines: usize| {
+            check_overview(&Source { path: path.to_owned(), text: "x\n".repeat(lines) })
+        };
+        assert!(page(OVERVIEW, 251).is_some_and(|found| found.what.starts_with("251 lines")));
+        assert_eq!((page(OVERVIEW, 250), page("docs/README.md", 900)), (None, None));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
-use super::overlay::{FabricTerms, Overlay};
+use super::overlay::{FabricTerms, Overlay, with_own_limits};
 use super::running::{Host, stopped, warnings};
-use crate::config::{Egress, HostConfig};
+use crate::config::{self, Egress, HostConfig};
 
 /// Result of a plan that the host carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,10 @@ impl Host {
             let here = |name: &&String| old.tenants.iter().any(|tenant| tenant.name == **name);
             terms.code_points.keys().filter(|name| !here(name)).cloned().collect()
         };
-        let config = overlay.over(changing.overlay.off(HostConfig::clone(&old)));
+        // The limits of the plan in force may equal a tenant's own limits, which must stay.
+        let own = config::parse_on(&text, "", &changing.machine)
+            .map_err(|errors| wrong(errors.to_string(), "correct the host's configuration"))?;
+        let config = overlay.over(with_own_limits(HostConfig::clone(&old), &own));
         let pairs = overlay.pairs();
         self.pairs.enter(&self.core, &pairs);
         let laid = self.lay(&old, config, text);

@@ -220,17 +220,16 @@ impl Overlay {
         }
         plan
     }
+}
 
-    /// Returns `config` without the limits on tenants that came from the controller's plan.
-    pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
-        for tenant in &mut config.tenants {
-            if let Some(limits) = self.held.get(&tenant.name) {
-                tenant.send = tenant.send.filter(|own| *own != limits.send);
-                tenant.receive = tenant.receive.filter(|own| *own != limits.receive);
-            }
-        }
-        config
+/// Returns `config` with only the limits on tenants that the host's own configuration `own` states.
+pub(super) fn with_own_limits(mut config: HostConfig, own: &HostConfig) -> HostConfig {
+    let limits = own.tenants.iter().map(|tenant| (&tenant.name, (tenant.send, tenant.receive)));
+    let limits: BTreeMap<_, _> = limits.collect();
+    for tenant in &mut config.tenants {
+        (tenant.send, tenant.receive) = limits.get(&tenant.name).copied().unwrap_or_default();
     }
+    config
 }
 
 /// Returns `permille` thousandths of a rate in bits per second, limited to the range of a policer's

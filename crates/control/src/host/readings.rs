@@ -185,17 +185,19 @@ impl Core {
     /// All counters. For an exact reading of counters, the caller must prevent changes of the
     /// configuration during the call.
     pub(super) fn counters(&self, exact: bool) -> Result<Stats, ApiError> {
-        let taken: HashMap<PortId, PortReading> = if exact {
-            self.switch.checkpoint().map_err(worker_failed)?.into_iter().collect()
-        } else {
-            HashMap::new()
-        };
-        let time_ns = self.switch.uptime().0;
         let (config, live) = self.ports_now();
         let (deleted, watches) = {
             let shared = lock(&self.shared);
             (shared.deleted, shared.watches.clone())
         };
+        let taken: HashMap<PortId, PortReading> = if exact {
+            self.switch.checkpoint().map_err(worker_failed)?.into_iter().collect()
+        } else {
+            HashMap::new()
+        };
+        // The counters grow while this thread waits for the lock. With an earlier time, the rate
+        // between two readings would be wrong by the difference of the waits.
+        let time_ns = self.switch.uptime().0;
         let reading = |port: &LivePort| {
             // The counters of a port that is not attached do not change.
             taken.get(&port.id).copied().unwrap_or_else(|| port.counters.read())

@@ -9,6 +9,9 @@
 //!   queue.
 //! - Tenants' weights divide only an output with `egress = "fair-share"`, and what arrives through
 //!   an uplink with `inbound`.
+//! - `uplink_share` divides the same among the ports of a tenant, and also the tenant's `receive`
+//!   and `send`, which a controller may set.
+//! - `inbound` shares frames among the ports of tenants. A host without tenants has no such ports.
 
 use super::Warning;
 use crate::config::{Egress, Excess, HostConfig, IngressPolicy, Port, Tenant, Weight};
@@ -17,7 +20,13 @@ use crate::config::{Egress, Excess, HostConfig, IngressPolicy, Port, Tenant, Wei
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
     for port in &config.ports {
-        let texts = [wait(port), police(port), ceiling(port, &config.tenants)];
+        let texts = [
+            wait(port),
+            police(port),
+            ceiling(port, &config.tenants),
+            inbound(port, &config.tenants),
+            share(port, config),
+        ];
         for text in texts.into_iter().flatten() {
             let text = format!("port {}: {text}", port.name);
             all.push(Warning { ports: vec![port.name.clone()], text });
@@ -40,6 +49,30 @@ fn ceiling(port: &Port, tenants: &[Tenant]) -> Option<String> {
             )
         })
     })
+}
+
+fn inbound(port: &Port, tenants: &[Tenant]) -> Option<String> {
+    port.inbound.filter(|_| tenants.is_empty())?;
+    let text = "`inbound` has no effect, because the host has no tenants whose ports could share; \
+                add a tenant, or remove `inbound`";
+    Some(text.to_owned())
+}
+
+fn share(port: &Port, config: &HostConfig) -> Option<String> {
+    let divides = |port: &Port| port.egress == Egress::FairShare || port.inbound.is_some();
+    let is_own = |tenant: &&Tenant| port.tenant.as_ref() == Some(&tenant.name);
+    let has_limit = |tenant: &Tenant| tenant.receive.is_some() || tenant.send.is_some();
+    let is_limited =
+        config.fabric.is_some() || config.tenants.iter().find(is_own).is_some_and(has_limit);
+    if port.uplink_share == Weight::default() || is_limited || config.ports.iter().any(divides) {
+        return None;
+    }
+    Some(format!(
+        "`uplink_share` {} has no effect, because nothing is divided among the tenant's ports; set \
+         egress = \"fair-share\" or `inbound` of the uplink, or `receive` or `send` of the tenant, \
+         or remove `uplink_share`",
+        port.uplink_share.0.get()
+    ))
 }
 
 fn weight(config: &HostConfig) -> Option<Warning> {
@@ -151,6 +184,39 @@ mod tests {
         for shares in ["", "dscp = 0", "dscp = 9", "dscp = 10"] {
             assert_eq!(with(shares), Vec::<String>::new(), "{shares}");
         }
+    }
+
+    #[test]
+    fn shares_among_nobody_are_warned_of() {
+        let (red, nothing) = ("[[tenant]]\nname = \"red\"", Vec::<String>::new());
+        let uplink = "link = \"1G\"\ninbound = {}";
+        let [text] = &warned(uplink)[..] else { panic!("one warning") };
+        assert!(
+            text.contains("`inbound` has no effect, because the host has no tenants"),
+            "{text}"
+        );
+        assert_eq!(warned(&format!("{uplink}\n{red}")), nothing);
+        let vm = |tenant: &str, port: &str| {
+            let port = format!("[[port]]\nname = \"up\"\ntap.interface = \"u\"\n{port}");
+            warned(&format!("tenant = \"red\"\nuplink_share = 3\n{port}\n{red}\n{tenant}"))
+        };
+        assert_eq!(
+            vm("", "egress = \"wfq\""),
+            ["port vm1: `uplink_share` 3 has no effect, because nothing is divided among the \
+              tenant's ports; set egress = \"fair-share\" or `inbound` of the uplink, or `receive` \
+              or `send` of the tenant, or remove `uplink_share`"]
+        );
+        let limit = "{ rate = \"1G\" }";
+        for (tenant, port) in [
+            ("", "egress = \"fair-share\"".to_owned()),
+            ("", uplink.to_owned()),
+            (&*format!("receive = {limit}"), String::new()),
+            (&*format!("send = {limit}"), String::new()),
+            ("", "[fabric]\ncontrollers = [\"10.0.0.1:7000\"]\nuplink = \"up\"".to_owned()),
+        ] {
+            assert_eq!(vm(tenant, &port), nothing, "{tenant} {port}");
+        }
+        assert_eq!(warned(&format!("tenant = \"red\"\n{red}")), nothing);
     }
 
     #[test]

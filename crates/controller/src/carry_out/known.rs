@@ -26,7 +26,7 @@ use super::tasks::Tasks;
 use super::{Crew, Trouble};
 use crate::Stamp;
 use crate::fabric_state::Fabric;
-use crate::southbound::{Capabilities, SwitchDriver, SwitchState, diff, possible};
+use crate::southbound::{Capabilities, SwitchDriver, SwitchState, diff, possible, usable_queues};
 
 /// State of a switch, and what the switch can do.
 #[derive(Clone, Debug)]
@@ -36,6 +36,11 @@ pub(super) struct KnownSwitch {
 }
 
 impl KnownSwitch {
+    /// Returns the number of queues that plans may use.
+    pub(super) fn queues(&self) -> u8 {
+        usable_queues(&self.can)
+    }
+
     /// Returns the ports that the driver leaves out, with the reason.
     pub(super) fn left_out(&self) -> &BTreeMap<String, String> {
         &self.state.left_out
@@ -77,6 +82,7 @@ impl Crew {
     pub(super) async fn end_reading(&mut self, reads: Tasks<KnownSwitch>) -> Vec<Trouble> {
         let (done, trouble) = reads.all().await;
         self.note_silent(&trouble);
+        self.queues.extend(done.iter().map(|(node, known)| (*node, known.queues())));
         self.known.extend(done);
         trouble
     }

@@ -51,11 +51,12 @@ use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
 use crate::intent::ClassRecord;
-use crate::southbound::{PortState, Survey, SwitchDriver, SwitchState, survey};
+use crate::southbound::{PortState, SwitchDriver, SwitchState, survey};
 
 mod answer;
 mod known;
 mod left_out;
+mod queues;
 mod refusal;
 mod repair;
 mod restart;
@@ -142,6 +143,8 @@ pub struct Crew {
     /// States of the switches that have answered since the present plan began.
     known: BTreeMap<NodeId, KnownSwitch>,
     left_out: LeftOut,
+    /// Number of queues that plans may use, of each switch that has answered.
+    queues: BTreeMap<NodeId, u8>,
     unsettled: Unsettled,
     held: Held,
     silent: Silent,
@@ -170,6 +173,7 @@ impl Crew {
             refusals: Refusals::default(),
             known: BTreeMap::new(),
             left_out: LeftOut::default(),
+            queues: BTreeMap::new(),
             unsettled: Unsettled::default(),
             held: Held::default(),
             silent: Silent::default(),
@@ -577,6 +581,7 @@ impl Crew {
         for (node, known) in done {
             let (Some(known), Some(switch)) = (known, self.switches.get(&node)) else { continue };
             self.left_out.note(node, known.left_out().clone(), |name| switch.has(name));
+            self.queues.insert(node, known.queues());
             self.known.insert(node, known);
         }
         trouble
@@ -591,8 +596,8 @@ impl Crew {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(node, async move {
                 let read = async {
-                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
-                    let Some(first) = changes.first() else { return Ok(left_out) };
+                    let found = survey(&*driver, &wanted).await?;
+                    let Some(first) = found.changes.first() else { return Ok(found) };
                     let (name, words) =
                         (driver.name(), driver.words(std::slice::from_ref(first)).await);
                     let words = words.unwrap_or_default().join(", ");
@@ -605,7 +610,7 @@ impl Crew {
         }
         let (done, trouble) = tasks.all().await;
         self.note_silent(&trouble);
-        self.note_left_out(done);
+        self.note_answers(done);
         trouble
     }
 

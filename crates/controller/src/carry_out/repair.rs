@@ -6,7 +6,7 @@
 //! Hosts get their whole plans. All requests run at once. A switch that did not answer before does
 //! not delay the repair of the others ([`super::silent`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use penstock_fabric::topology::NodeId;
@@ -19,10 +19,11 @@ use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::southbound::{Survey, SwitchDriver, survey};
 
-/// Changes with which a switch was repaired, and the ports that its driver leaves out.
+/// Changes with which a switch was repaired, as its driver describes them, and the answer of the
+/// switch before the repair.
 pub(super) struct Repair {
     words: Vec<String>,
-    left_out: BTreeMap<String, String>,
+    survey: Survey,
     /// Run of the switch before the repair ([`SwitchDriver::run_id`]).
     run: Option<String>,
 }
@@ -61,13 +62,13 @@ impl Crew {
                 let mended = async {
                     // If the switch restarts during the repair, its run differs from this one.
                     let run = driver.run_id().await?;
-                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
-                    let words = match changes.is_empty() {
+                    let survey = survey(&*driver, &wanted).await?;
+                    let words = match survey.changes.is_empty() {
                         true => Vec::new(),
-                        false => driver.words(&changes).await.unwrap_or_default(),
+                        false => driver.words(&survey.changes).await.unwrap_or_default(),
                     };
-                    driver.apply(stamp, &changes).await?;
-                    Ok(Repair { words, left_out, run })
+                    driver.apply(stamp, &survey.changes).await?;
+                    Ok(Repair { words, survey, run })
                 };
                 within(limit, driver.name(), mended, || driver.patience()).await
             });
@@ -87,14 +88,14 @@ impl Crew {
             done.extend(more);
             failed.extend(failures);
         }
-        let (mut mended, mut left_out) = (Vec::new(), Vec::new());
+        let (mut mended, mut answers) = (Vec::new(), Vec::new());
         for (node, repair) in done {
             self.out_of_date.remove(&node);
             self.runs.note(node, repair.run);
             mended.push((node, repair.words));
-            left_out.push((node, repair.left_out));
+            answers.push((node, repair.survey));
         }
-        self.note_left_out(left_out);
+        self.note_answers(answers);
         self.note_silent(&failed);
         failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
         (mended, failed)
@@ -121,10 +122,12 @@ impl Crew {
         silent.into_iter().for_each(|node| self.silent.add(node));
     }
 
-    pub(super) fn note_left_out(&mut self, answers: Vec<(NodeId, BTreeMap<String, String>)>) {
-        for (node, answer) in answers {
+    /// Notes how many queues of each switch plans may use, and which ports its driver leaves out.
+    pub(super) fn note_answers(&mut self, answers: Vec<(NodeId, Survey)>) {
+        for (node, Survey { queues, left_out, .. }) in answers {
+            self.queues.insert(node, queues);
             if let Some(switch) = self.switches.get(&node) {
-                self.left_out.note(node, answer, |name| switch.has(name));
+                self.left_out.note(node, left_out, |name| switch.has(name));
             }
         }
     }

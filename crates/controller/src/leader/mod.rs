@@ -37,6 +37,7 @@ use crate::events::{Events, Severity, now_ms};
 use crate::fabric_state::{ChangeRefused, Fabric, Measured, Usage, Used};
 use crate::history::{History, Sample};
 use crate::intent::{self, BindingRecord, EPOCHS, MODE, Mode, TENANTS, TenantRecord, TenantSpec};
+use crate::southbound::few_queues;
 use crate::store::limits::OPERATIONS_MAX;
 use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 
@@ -104,6 +105,8 @@ pub struct Leader {
     horizon: Horizon,
     /// Last reported problem of each host or switch that has an unresolved problem.
     complaints: BTreeMap<NodeId, String>,
+    /// Switches with fewer queues than the settings say, as last reported.
+    few_queues: BTreeMap<NodeId, u8>,
     /// True if tenants have arrived or moved since the leader last sent rate limits for the shared
     /// queue to the hosts.
     headroom_changed: bool,
@@ -146,6 +149,7 @@ impl Leader {
             used,
             horizon: Horizon::default(),
             complaints,
+            few_queues: BTreeMap::new(),
             headroom_changed: false,
         };
         let movers = match leader.load().await? {
@@ -311,6 +315,7 @@ impl Leader {
         };
         let decided = self.decide(pass, &mut report).await;
         self.tell_left_out();
+        self.tell_few_queues();
         self.sample();
         decided?;
         let Self { complaints, crew, .. } = self;
@@ -337,6 +342,7 @@ impl Leader {
             let began = Instant::now();
             self.fabric.note_marking(self.crew.out_of_date());
             self.fabric.note_left_out(self.crew.left_out_links());
+            self.fabric.note_queues(self.crew.queue_limits(&self.fabric));
             let seen = self.fabric.reach(&self.crew);
             let pass = pass(&mut self.fabric, &seen);
             report.decided_in += began.elapsed();
@@ -362,6 +368,24 @@ impl Leader {
                  are not concerned"
             );
             self.tell(Severity::Warning, "left-out", &name, &text);
+        }
+    }
+
+    /// Reports the switches with fewer queues than the settings say, when they change.
+    fn tell_few_queues(&mut self) {
+        let all = self.fabric.binding().settings().queues;
+        let now = self.crew.few_queues(&self.fabric);
+        let before = std::mem::replace(&mut self.few_queues, now.clone());
+        for (node, queues) in &now {
+            if before.get(node) != Some(queues) {
+                let name = self.fabric.topology().name(*node).to_string();
+                self.tell(Severity::Warning, "few-queues", &name, &few_queues(*queues, all));
+            }
+        }
+        for node in before.keys().filter(|node| !now.contains_key(node)) {
+            let name = self.fabric.topology().name(*node).to_string();
+            let text = format!("plans may use all {all} queues again");
+            self.tell(Severity::Info, "few-queues", &name, &text);
         }
     }
 

@@ -12,6 +12,8 @@ pub struct Survey {
     /// Changes that give the switch the wanted state. The changes do not concern ports in
     /// `left_out`.
     pub changes: Vec<Change>,
+    /// Number of queues of the switch, with the shared queue, that plans may use.
+    pub queues: u8,
     /// Ports of the decision that the driver does not use, with the reason. A tenant that sends
     /// through one of these ports must stay in the shared queue, because the port does not know the
     /// tenant's code point.
@@ -32,19 +34,17 @@ pub async fn survey(
     let mut left_out = is.left_out.clone();
     left_out.retain(|port, _| wanted.ports.remove(port).is_some());
     let wanted = possible(driver.name(), &can, wanted)?;
-    Ok(Survey { changes: diff(&is, &wanted), left_out })
+    Ok(Survey { changes: diff(&is, &wanted), queues: usable_queues(&can), left_out })
 }
 
-/// Returns the changes that give a switch the state `wanted`, without changing the switch. The
-/// changes do not concern ports in [`SwitchState::left_out`].
-///
-/// # Errors
-/// Returns an error in the same cases as [`survey`].
-pub async fn missing(
-    driver: &dyn SwitchDriver,
-    wanted: &SwitchState,
-) -> Result<Vec<Change>, DriverError> {
-    Ok(survey(driver, wanted).await?.changes)
+/// Explains what follows from a switch on which plans may use fewer queues than the fabric has.
+#[must_use]
+pub fn few_queues(usable: u8, queues: u8) -> String {
+    format!(
+        "the switch has {usable} queues for plans, and the fabric's file says {queues}, so fewer \
+         tenants get queues through its ports; if all ports should have as many, raise \
+         `reserved_queues` in the fabric's file"
+    )
 }
 
 /// Returns the number of queues, with the shared queue, that a plan may use on each port of a
@@ -59,12 +59,18 @@ pub fn usable_queues(can: &Capabilities) -> u8 {
 }
 
 /// Returns the state that a switch with the capabilities `can` should have to implement the
-/// decision `wanted`.
+/// decision `wanted`. The state has neither weights nor code points of queues that the switch
+/// lacks, so these code points are in queue 0.
 pub(crate) fn possible(
     switch: &str,
     can: &Capabilities,
     mut wanted: SwitchState,
 ) -> Result<SwitchState, DriverError> {
+    let queues = usable_queues(can);
+    for port in wanted.ports.values_mut() {
+        port.weights.truncate(queues.into());
+        port.map.retain(|_, queue| *queue < queues);
+    }
     classes::complete(can, &mut wanted);
     for port in wanted.ports.values_mut() {
         *port = std::mem::take(port).canonical();

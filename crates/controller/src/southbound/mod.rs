@@ -36,7 +36,7 @@ pub use driver::{
     SwitchState,
 };
 pub(crate) use missing::possible;
-pub use missing::{Survey, missing, survey, usable_queues};
+pub use missing::{Survey, few_queues, survey, usable_queues};
 pub use sim::{Faults, SimSwitch};
 pub use step::step;
 

@@ -46,6 +46,8 @@ pub struct Faults {
     pub lies: bool,
     /// Ports that the driver leaves out, with the reason, because others have configured them.
     pub foreign: BTreeMap<String, String>,
+    /// Number of queues of the switch, if it differs from its [`Capabilities`].
+    pub queues: Option<u8>,
     /// Delay of each answer of the switch in tokio's time.
     pub slow: Duration,
 }
@@ -87,6 +89,11 @@ impl SimSwitch {
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn can(&self) -> Capabilities {
+        let queues = self.inner().faults.queues.unwrap_or(self.can.queues);
+        Capabilities { queues, ..self.can.clone() }
     }
 
     pub fn set_faults(&self, faults: Faults) {
@@ -192,7 +199,7 @@ impl SwitchDriver for SimSwitch {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
         self.answer().await?;
-        Ok(self.can.clone())
+        Ok(self.can())
     }
 
     async fn run_id(&self) -> Result<Option<String>, DriverError> {
@@ -208,9 +215,10 @@ impl SwitchDriver for SimSwitch {
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
         self.answer().await?;
+        let can = self.can();
         let mut inner = self.inner();
         DriverError::fence(&self.name, inner.truth.stamp, stamp)?;
-        inner.apply(&self.name, &self.can, changes)?;
+        inner.apply(&self.name, &can, changes)?;
         inner.truth.stamp = stamp;
         inner.told.stamp = stamp;
         Ok(())

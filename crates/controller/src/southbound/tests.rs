@@ -37,9 +37,9 @@ fn tenants(all: u8) -> SwitchState {
 async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_of_their_queues() {
     let switch = switch(can(4, 4));
     let wanted = tenants(12);
-    let changes = missing(&switch, &wanted).await.expect("three classes are enough");
+    let changes = survey(&switch, &wanted).await.expect("three classes are enough").changes;
     switch.apply(Stamp::default(), &changes).await.expect("four classes, the shared one included");
-    assert_eq!(missing(&switch, &wanted).await.expect("answers"), [], "that was all");
+    assert_eq!(survey(&switch, &wanted).await.expect("answers").changes, [], "that was all");
     let truth = switch.truth();
     for (port, state) in &wanted.ports {
         let has = |(dscp, queue): (&u8, &u8)| truth.ports[port].map.get(dscp) == Some(queue);
@@ -49,7 +49,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
 
     // A code point that no tenant uses any more is removed from all ports.
     let fewer = tenants(11);
-    let changes = missing(&switch, &fewer).await.expect("answers");
+    let changes = survey(&switch, &fewer).await.expect("answers").changes;
     switch.apply(Stamp::default(), &changes).await.expect("possible");
     assert!(switch.truth().ports.values().all(|port| !port.map.contains_key(&12)));
 }
@@ -58,7 +58,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
 async fn a_switch_of_one_step_has_what_each_port_was_told_and_no_more() {
     let switch = switch(can(4, ONE_STEP));
     let wanted = tenants(12);
-    let changes = missing(&switch, &wanted).await.expect("answers");
+    let changes = survey(&switch, &wanted).await.expect("answers").changes;
     switch.apply(Stamp::default(), &changes).await.expect("possible");
     assert!(wanted.ports.iter().all(|(port, state)| switch.truth().ports[port] == *state));
 }
@@ -67,13 +67,17 @@ async fn a_switch_of_one_step_has_what_each_port_was_told_and_no_more() {
 async fn a_switch_is_not_told_what_it_cannot_do() {
     let mut wanted = tenants(3);
     let limit_of = |switch: SimSwitch, wanted: SwitchState| async move {
-        let error = missing(&switch, &wanted).await.expect_err("beyond it");
+        let error = survey(&switch, &wanted).await.expect_err("beyond it");
         assert!(matches!(error, DriverError::Beyond { .. }), "{error}");
         error.to_string()
     };
-    let text = limit_of(switch(can(3, 8)), wanted.clone()).await;
-    assert!(text.contains("queues 0 to 2"), "{text}");
-    let text = limit_of(switch(can(4, 3)), wanted.clone()).await;
+    let mut crossed = wanted.clone();
+    for (port, queues) in [("0", [1, 2, 1]), ("1", [2, 1, 1])] {
+        let map = (1..).zip(queues).collect();
+        crossed.ports.insert(port.to_owned(), PortState { weights: vec![1; 3], map });
+    }
+    crossed.ports.retain(|port, _| ["0", "1"].contains(&port.as_str()));
+    let text = limit_of(switch(can(4, 3)), crossed).await;
     assert!(text.contains("3 traffic classes") && text.contains("3 classes in all"), "{text}");
     let fixed = Capabilities { remap: false, fixed_map: [(1, 1)].into(), ..can(4, 8) };
     let text = limit_of(switch(fixed), wanted.clone()).await;
@@ -84,6 +88,23 @@ async fn a_switch_is_not_told_what_it_cannot_do() {
 }
 
 #[tokio::test]
+async fn a_switch_with_fewer_queues_gets_a_state_without_the_others() {
+    for (can, queues) in [(can(3, 8), 3), (can(4, 3), 3), (can(4, 8), 4)] {
+        let switch = switch(can);
+        let told = survey(&switch, &tenants(3)).await.expect("it has some of the queues");
+        assert_eq!(told.queues, queues);
+        switch.apply(Stamp::default(), &told.changes).await.expect("possible");
+        let truth = switch.truth();
+        // Code point n is in queue n.
+        let mapped = (1..queues).map(|n| (n, n)).collect::<BTreeMap<u8, u8>>();
+        assert_eq!(truth.ports["0"].map, mapped, "{queues} queues");
+        assert_eq!(truth.ports["0"].weights.len(), usize::from(queues));
+        let then = survey(&switch, &tenants(3)).await.expect("answers");
+        assert_eq!(then.changes, [], "{queues} queues");
+    }
+}
+
+#[tokio::test]
 async fn a_port_that_is_left_out_is_told_and_needs_no_classes() {
     let switch = switch(can(4, 3));
     let foreign = [("1".to_owned(), "another configuration".to_owned())];
@@ -91,12 +112,12 @@ async fn a_port_that_is_left_out_is_told_and_needs_no_classes() {
     // Only port 1 needs a third class.
     let mut wanted = tenants(2);
     wanted.ports.get_mut("1").expect("there").map.insert(9, 3);
-    let survey = survey(&switch, &wanted).await.expect("the other ports are possible");
-    assert_eq!(survey.left_out, foreign.into());
-    assert!(!survey.changes.is_empty());
-    assert!(survey.changes.iter().all(|change| change.port() != "1"), "{survey:?}");
-    switch.apply(Stamp::default(), &survey.changes).await.expect("possible");
-    assert_eq!(missing(&switch, &wanted).await.expect("answers"), []);
+    let first = survey(&switch, &wanted).await.expect("the other ports are possible");
+    assert_eq!(first.left_out, foreign.into());
+    assert!(!first.changes.is_empty());
+    assert!(first.changes.iter().all(|change| change.port() != "1"), "{first:?}");
+    switch.apply(Stamp::default(), &first.changes).await.expect("possible");
+    assert_eq!(survey(&switch, &wanted).await.expect("answers").changes, []);
 }
 
 #[test]

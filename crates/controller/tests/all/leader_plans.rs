@@ -433,6 +433,48 @@ async fn a_port_of_others_concerns_only_its_tenants() {
     assert_eq!(told(&leader), 2);
 }
 
+#[tokio::test]
+async fn a_switch_with_fewer_queues_gets_plans_that_it_can_execute() {
+    let folder = Folder::new("plans-few-queues");
+    let world = World::with_racks(Mode::PerPortMap, 2);
+    world.fault("rack-1", Faults { queues: Some(2), ..Faults::default() });
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let mut names = Vec::new();
+    for rack in 0..2 {
+        for tenant in ["a", "b", "c"] {
+            names.push(format!("{tenant}{rack}"));
+            let name = names.last().unwrap();
+            leader.add(within(name, &format!("rack-{rack}"), 4, 10)).await.unwrap();
+        }
+    }
+    let all: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 9)).collect();
+    let own = || names.iter().filter(|name| world.marks()[*name] != BTreeSet::from([0])).cloned();
+    let told = |leader: &Leader| {
+        let events = leader.events().iter().filter(|event| event.kind == "few-queues");
+        events.map(|event| (event.subject.clone(), event.text.clone())).collect::<Vec<_>>()
+    };
+    for _ in 0..3 {
+        interval(&mut leader, &all).await;
+        assert!(!leader.crew().switches().keys().any(|node| leader.crew().in_trouble(*node)));
+    }
+    assert_eq!(own().collect::<Vec<_>>(), ["a0", "b0", "c0", "a1"]);
+    assert_eq!(world.switches["rack-1"].truth().ports["server-5"].weights.len(), 2);
+    let events = told(&leader);
+    assert_eq!((events.len(), events[0].0.as_str()), (1, "rack-1"));
+    let parts = ["2 queues for plans", "file says 4", "raise `reserved_queues`"];
+    assert!(parts.iter().all(|part| events[0].1.contains(part)), "{events:?}");
+    let why = explain(&leader, "b1").unwrap()["why"].to_string();
+    assert!(why.contains("all queues from rack-1 to"), "{why}");
+
+    // A switch that is replaced by one with more queues is read when it restarts.
+    world.fault("rack-1", Faults::default());
+    world.switches["rack-1"].restart();
+    interval(&mut leader, &all).await;
+    interval(&mut leader, &all).await;
+    assert_eq!(own().collect::<Vec<_>>(), names);
+    assert!(told(&leader)[1].1.contains("all 4 queues again"), "{:?}", told(&leader));
+}
+
 /// Checks that at each message to a host, the ports to and from the host have enough weight for the
 /// tenants that share queue 0. The argument `ports` has the weights before the messages.
 fn check_shares(mut ports: BTreeMap<String, BTreeMap<String, PortState>>, messages: &[Message]) {

@@ -13,7 +13,7 @@ use penstock_controller::agents::{PemFiles, ServerTls};
 use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
 use penstock_controller::southbound::{
     Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver as _, SwitchState, diff,
-    missing,
+    survey,
 };
 use penstock_controller::switch::wire::v1;
 use penstock_controller::switch::wire::v1::switch_service_server::{
@@ -394,10 +394,10 @@ async fn a_port_that_the_daemon_lacks_is_left_out_and_the_others_are_not() {
     let weights = PortState { weights: vec![1, 7], map: [(8, 1)].into() };
     let ports = [("e0".to_owned(), weights.clone()), ("e7".to_owned(), weights.clone())].into();
     let wanted = SwitchState { ports, ..SwitchState::default() };
-    let changes = missing(&more, &wanted).await.unwrap();
+    let changes = survey(&more, &wanted).await.unwrap().changes;
     more.apply(stamp(1, 1), &changes).await.unwrap();
     assert_eq!(more.read_back().await.unwrap().ports["e0"], weights);
-    assert_eq!(missing(&more, &wanted).await.unwrap(), []);
+    assert_eq!(survey(&more, &wanted).await.unwrap().changes, []);
 }
 
 #[tokio::test]

@@ -53,19 +53,27 @@ async fn both_sides_show_certificates_and_strangers_stay_out() {
         key: file("member.key", &key),
     };
     let Some(cluster) = Cluster::start_with(Some(certificates)).await else { return };
-    let store = |tls: EtcdTls| {
+    let config = |tls: EtcdTls| {
         let limit = penstock_testing::scaled(Duration::from_secs(2));
-        let config = EtcdConfig { endpoints: cluster.endpoints(), tls: Some(tls), limit };
-        Etcd::new(&config).unwrap()
+        EtcdConfig { endpoints: cluster.endpoints(), tls: Some(tls), limit }
     };
+    let store = |tls: EtcdTls| Etcd::new(&config(tls)).unwrap();
 
     let known = store(EtcdTls { ca: authority.pem(), identity: Some(authority.sign()) });
     answers(&known).await;
     assert_eq!(known.get("nothing").await, Ok(None));
 
     let trusts_another = EtcdTls { ca: stranger.pem(), identity: Some(authority.sign()) };
-    let error = store(trusts_another).get("nothing").await.unwrap_err().to_string();
+    let renewed = store(trusts_another);
+    let error = renewed.get("nothing").await.unwrap_err().to_string();
     assert!(error.contains("invalid peer certificate"), "{error}");
+    // The certificates may change while the client runs. Damaged certificates change nothing.
+    let good = EtcdTls { ca: authority.pem(), identity: Some(authority.sign()) };
+    renewed.renew(&config(good.clone())).unwrap();
+    assert_eq!(renewed.get("nothing").await, Ok(None));
+    let damaged = EtcdTls { ca: b"-".to_vec(), ..good };
+    assert!(matches!(renewed.renew(&config(damaged)), Err(StoreError::Invalid(_))));
+    assert_eq!(renewed.get("nothing").await, Ok(None));
 
     for identity in [None, Some(stranger.sign())] {
         let unknown = store(EtcdTls { ca: authority.pem(), identity });

@@ -314,7 +314,7 @@ impl Egress {
             return delivery;
         };
         let sender = snapshot.port(source.0).map(|policy| &**policy);
-        if around.ports[usize::from(output)].queues.is_empty() {
+        if is_elsewhere(&around.ports[usize::from(output)], around.others.is_empty()) {
             self.note_left(source, sender, policy);
             elsewhere(batch, (source, output), frames, around.others, &mut delivery);
             return delivery;
@@ -527,6 +527,15 @@ impl Egress {
             merge(&mut delivery.outcome, outcome);
         });
     }
+}
+
+/// Whether only another worker may have a ready queue pair of the output. That worker then polices
+/// and marks the frames, so this worker must not.
+#[inline(always)]
+fn is_elsewhere(slot: &PortSlot, alone: bool) -> bool {
+    let pairs = &slot.queues;
+    let none_is_ready = || !pairs.iter().any(|pair| pair.tx_ready());
+    pairs.is_empty() || (pairs.len() > 1 && !alone && slot.output.is_none() && none_is_ready())
 }
 
 /// Hands the listed frames to other workers, one of which may have a ready queue pair of the output

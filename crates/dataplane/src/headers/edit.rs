@@ -158,6 +158,8 @@ pub(crate) fn mark_congestion(head: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::segment;
+
     use super::*;
 
     /// Builds an IP header with a correct checksum, after a VLAN tag if `tagged` is true. Returns
@@ -250,54 +252,30 @@ mod tests {
         assert_eq!(mark(&mut deeper, 8), None);
     }
 
-    /// Returns a TCP segment with the flags `flags`, `options` bytes of options and `data` bytes of
-    /// data, behind VLAN tags and padded to 60 bytes.
-    fn segment(tags: &[u16], version: u8, flags: u8, [options, data]: [u8; 2]) -> Vec<u8> {
-        let mut bytes = vec![2; 12];
-        for tag in tags {
-            bytes.extend(tag.to_be_bytes());
-            bytes.extend([0, 7]);
-        }
-        let tcp = 20 + options + data;
-        if version == 6 {
-            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, tcp, 6, 64]);
-            bytes.extend([1; 32]);
-        } else {
-            bytes.extend([0x08, 0x00, 0x46, 0, 0, 24 + tcp, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-            bytes.extend([1; 12]);
-        }
-        bytes.extend([0; 12]);
-        bytes.extend([(5 + options / 4) << 4, flags]);
-        bytes.resize(bytes.len() + usize::from(6 + options + data), 0);
-        bytes.resize(bytes.len().max(60), 0);
-        bytes
-    }
-
     #[test]
     fn pure_acknowledgements_are_found_behind_tags_and_options() {
         let tags: [&[u16]; 3] = [&[], &[0x8100], &[0x88a8, 0x8100]];
-        for (tags, version) in tags.iter().flat_map(|tags| [(*tags, 4), (*tags, 6)]) {
-            let is_pure =
-                |flags, lengths| is_pure_ack(&segment(tags, version, flags, lengths)).unwrap();
+        for (tags, v6) in tags.iter().flat_map(|tags| [(*tags, false), (*tags, true)]) {
+            let is_pure = |flags, lengths| is_pure_ack(&segment(tags, v6, flags, lengths)).unwrap();
             for (flags, lengths) in [(0x10, [12, 0]), (0x18, [0, 0]), (0xd0, [40, 0])] {
-                assert!(is_pure(flags, lengths), "{flags:x} {lengths:?} {tags:x?} {version}");
+                assert!(is_pure(flags, lengths), "{flags:x} {lengths:?} {tags:x?} {v6}");
             }
             let others = [(0x10, 1), (0x02, 0), (0x12, 0), (0x11, 0), (0x14, 0), (0x30, 0)];
             for (flags, data) in others {
-                assert!(!is_pure(flags, [12, data]), "{flags:x} {data} {tags:x?} {version}");
+                assert!(!is_pure(flags, [12, data]), "{flags:x} {data} {tags:x?} {v6}");
             }
         }
     }
 
     #[test]
     fn fragments_other_protocols_and_cut_heads_are_no_pure_acknowledgements() {
-        let whole = segment(&[], 4, 0x10, [12, 0]);
+        let whole = segment(&[], false, 0x10, [12, 0]);
         for (at, value) in [(20, 0x20), (21, 1), (23, 17), (17, 3), (12, 0x09)] {
             let mut other = whole.clone();
             other[at] = value;
             assert_ne!(is_pure_ack(&other), Some(true), "byte {at}");
         }
-        let v6 = segment(&[], 6, 0x10, [12, 0]);
+        let v6 = segment(&[], true, 0x10, [12, 0]);
         for (frame, end) in [(whole, 14 + 24 + 14), (v6, 14 + 40 + 14)] {
             assert_eq!(is_pure_ack(&frame[..end]), Some(true));
             assert!((0..end).all(|short| is_pure_ack(&frame[..short]) != Some(true)));

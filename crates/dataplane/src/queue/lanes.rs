@@ -7,7 +7,7 @@
 //! another queue while frames with the code point wait. If a code point moves to another queue, new
 //! frames still join the old queue while earlier frames with the code point wait there. As a
 //! result, no frame of a flow overtakes an earlier frame of the flow, except TCP's pure
-//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]). Questions
+//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer`]). Questions
 //! and answers about pairs of VMs do not wait either ([`marker::passes_data`]): if they waited in
 //! the queues that a pair fills, the pair's limit would come too late.
 //!
@@ -231,21 +231,13 @@ impl Lanes {
         let queue = usize::from(class.queue);
         let (_, waiting) = self.wfq.backlog(queue);
         let fits = waiting == 0 || waiting + u64::from(bytes) <= free / 2;
-        let room = match class.ahead {
-            true => self.wfq.room_ahead(queue, bytes),
-            false => self.wfq.room(queue, bytes),
-        };
-        fits && room.is_ok()
+        fits && self.wfq.room((queue, class.ahead), bytes).is_ok()
     }
 
     /// Adds a frame to its queue. Returns false if the queue has no room.
     pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
         let Class { queue, ahead, .. } = frame.class;
-        let offered = match ahead {
-            true => self.wfq.offer_ahead(queue.into(), frame, frame.wire(), now),
-            false => self.wfq.offer(queue.into(), frame, frame.wire(), now),
-        };
-        let queued = offered.is_ok();
+        let queued = self.wfq.offer((queue.into(), ahead), frame, frame.wire(), now).is_ok();
         if queued {
             self.points[usize::from(frame.class.dscp) % DSCPS].waiting += 1;
             self.counters.came(&frame);

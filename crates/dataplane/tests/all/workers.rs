@@ -13,8 +13,9 @@ use penstock_dataplane::snapshot::PortPolicy;
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::fair_share::Bound;
-use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, WorkerId};
+use penstock_units::{BitsPerSecond, Cycles, PacketsPerSecond, PortId, QueueId, WorkerId};
 
 use crate::common::{access, frame, join, one_network, workers};
 
@@ -348,6 +349,34 @@ fn queue_pairs_of_one_port_may_have_two_owners_and_each_worker_uses_its_own() {
     let handed: u64 = bed.workers.iter().map(|w| w.counters().taken_over.get()).sum();
     let greetings = 6;
     assert!(handed <= greetings, "none but the greetings crossed: {handed}");
+    bed.check();
+}
+
+#[test]
+fn frames_for_a_pair_of_another_worker_are_charged_to_the_limits_once() {
+    let mut bed = Bed::new(&[&[0], &[0, 0, 1]]);
+    introduce(&mut bed, &[0, 1]);
+    let count = NUMBERS.len() as u64;
+    // Each limit passes all frames once, but not twice, and hardly refills meanwhile.
+    let limit = || {
+        let depth = u32::try_from(count + count / 2).unwrap();
+        let frames = Some((PacketsPerSecond(1), depth));
+        let terms = Terms { bytes: None, frames, per_frame: 4, waits: false };
+        Arc::new(EgressPolicer::new(Meter::new(terms), None, Sharing::Strict))
+    };
+    let (sends, receives) = (limit(), limit());
+    bed.swap(|policy| match policy.id {
+        0 => policy.tenant_policer = Some(Arc::clone(&sends)),
+        _ => (policy.tenant, policy.egress_policer) = (None, Some(Arc::clone(&receives))),
+    });
+    (0..2).for_each(|pair| bed.drivers[1][pair].set_up(false));
+    bed.settle();
+    for n in NUMBERS {
+        bed.send(0, 0, numbered(0, 1, n, 60));
+    }
+    bed.settle();
+    assert_eq!(bed.received(1, 2), NUMBERS.collect::<Vec<u32>>());
+    assert_eq!(bed.reading(0).drops[DropReason::SendLimit as usize], 0);
     bed.check();
 }
 

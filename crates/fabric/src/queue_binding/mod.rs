@@ -220,6 +220,8 @@ pub struct Binding {
     reserved: Vec<u64>,
     /// Weights of each port at which bandwidth is reserved.
     weights: Vec<Option<Weights>>,
+    /// Number of queues of each port that has fewer than [`Settings::queues`].
+    limits: BTreeMap<Port, u8>,
 }
 
 impl Binding {
@@ -232,7 +234,8 @@ impl Binding {
         let holders = vec![NOBODY; 2 * links * usize::from(settings.dedicated())];
         let reserved = vec![0; 2 * links * usize::from(settings.queues)];
         let (bound, weights) = (SlotMap::default(), vec![None; 2 * links]);
-        Ok(Self { settings, interval: 0, bound, holders, reserved, weights })
+        let limits = BTreeMap::new();
+        Ok(Self { settings, interval: 0, bound, holders, reserved, weights, limits })
     }
 
     /// Restores a stored binding: the queues of the tenants in `bound` after `interval` binding
@@ -277,6 +280,25 @@ impl Binding {
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Sets the number of queues, including the shared queue, of each port that has fewer than
+    /// [`Settings::queues`]. In the next pass, tenants that are movable lose other queues.
+    pub fn limit_queues(&mut self, limits: BTreeMap<Port, u8>) {
+        self.limits = limits;
+    }
+
+    /// Returns the number of queues of a port, including the shared queue.
+    #[must_use]
+    pub fn queues(&self, port: Port) -> u8 {
+        let all = self.settings.queues;
+        self.limits.get(&port).map_or(all, |limit| (*limit).clamp(1, all))
+    }
+
+    /// Returns true if a tenant has a queue that its port does not have.
+    fn exceeds(&self, tenant: TenantSlot) -> bool {
+        let queues = self.bound.get(tenant).map_or(&[][..], |bound| bound.queues.as_slice());
+        !self.limits.is_empty() && queues.iter().any(|(port, queue)| *queue >= self.queues(*port))
     }
 
     /// Returns the queues and code point of a tenant. `None` if the tenant shares queue 0.
@@ -410,7 +432,7 @@ impl Binding {
         for candidate in tenants {
             let Some(bound) = wanted.get(&candidate.tenant) else { continue };
             let free = |(port, queue): &(Port, u8)| {
-                let there = (1..self.settings.queues).contains(queue);
+                let there = (1..self.queues(*port)).contains(queue);
                 there && self.holders[self.place(index(*port), *queue)] == NOBODY
             };
             let fits = ports(candidate.links).eq(bound.queues.iter().map(|(port, _)| *port));
@@ -454,10 +476,10 @@ impl Binding {
         !has && candidate.movable && !candidate.shares && !candidate.links.is_empty()
     }
 
-    /// Removes the queues of tenants that left, and of tenants whose traffic has moved to other
-    /// links.
+    /// Removes the queues of tenants that left, of tenants whose traffic has moved to other links,
+    /// and of tenants that must share queue 0.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
-        let stays = |t: &&Candidate<'_>| !(t.shares && t.movable);
+        let stays = |t: &&Candidate<'_>| !(t.movable && (t.shares || self.exceeds(t.tenant)));
         let same = tenants.iter().filter(stays).filter(|t| self.covers(t.tenant, t.links));
         let same: SlotMap<()> = same.map(|t| (t.tenant, ())).collect();
         let strangers = self.bound.iter().map(|(tenant, _)| tenant);
@@ -478,7 +500,8 @@ impl Binding {
         let mut victims = BTreeSet::new();
         let mut price = 0_u64;
         for group in self.groups(topology, candidate) {
-            let offers = (1..=self.settings.dedicated()).filter_map(|queue| {
+            let queue_count = group.iter().map(|port| self.queues(*port)).min()?;
+            let offers = (1..queue_count).filter_map(|queue| {
                 let (score, taken) = self.price(&group, queue, candidate, scores, &victims)?;
                 Some((score, taken.len(), queue, taken))
             });

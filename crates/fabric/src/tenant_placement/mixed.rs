@@ -98,8 +98,8 @@ fn needs(ledger: &Ledger, hose: &Hose, root: NodeId, shares: &[VmShare]) -> Vec<
     needs.filter(|(_, need)| !need.is_zero()).collect()
 }
 
-/// Finds the placement with the least cost in any tree of a layer. Returns `None` if no tree has
-/// room.
+/// Finds the placement with the least cost in any tree of a layer, or the placement in the first
+/// tree with room if the policy is [`Choice::FirstFit`]. Returns `None` if no tree has room.
 pub(super) fn in_layer(
     ledger: &Ledger,
     policy: &Policy,

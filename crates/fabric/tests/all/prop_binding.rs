@@ -6,7 +6,7 @@ use penstock_fabric::dscp::{Palette, SHARED};
 use penstock_fabric::hose::{Hose, Need};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step};
 use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
-use penstock_fabric::topology::{LinkId, Regular, Tier};
+use penstock_fabric::topology::{LinkId, NodeId, Regular, Tier};
 use penstock_units::{BitsPerSecond, Nanos};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -274,6 +274,35 @@ fn a_tenant_whose_victims_score_more_in_sum_takes_nothing() {
     assert_eq!(pass([60, 50, 0]), [0, 1]);
     assert_eq!(pass([60, 50, 110]), [0, 1], "110 is not above 60 + 50");
     assert_eq!(pass([60, 50, 111]), [2]);
+}
+
+#[test]
+fn a_port_with_fewer_queues_gives_no_tenant_a_queue_that_it_lacks() {
+    let datacenter = meeting(4);
+    for mode in [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap] {
+        let settings = Settings { queues: 4, ..Settings::new(mode) };
+        let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+        let pass = |binding: &mut Binding, movable: bool| {
+            let mut all = candidates(&datacenter, &[100, 90, 80, 70]);
+            all.iter_mut().for_each(|c| c.movable = movable);
+            binding.pass(datacenter.topology(), &all);
+            bound(binding)
+        };
+        let two = Port { link: datacenter.topology().up(NodeId(0)).next().unwrap(), up: false };
+        binding.limit_queues([(two, 2)].into());
+        assert_eq!(pass(&mut binding, true), [0], "{mode:?}: one queue besides the shared one");
+        assert_eq!((binding.queues(two), binding.queues(Port { up: true, ..two })), (2, 4));
+        binding.limit_queues(BTreeMap::new());
+        assert_eq!(pass(&mut binding, true), [0, 1, 2], "{mode:?}");
+        // A switch that is replaced may have fewer queues than before.
+        binding.limit_queues([(two, 3)].into());
+        assert_eq!(pass(&mut binding, false), [0, 1, 2], "{mode:?}: the plan reaches nobody");
+        assert_eq!(pass(&mut binding, true), [0, 1], "{mode:?}");
+        let queues = binding.bound().flat_map(|(_, bound)| bound.queues.clone());
+        assert!(queues.into_iter().all(|(port, queue)| queue < binding.queues(port)), "{mode:?}");
+        binding.limit_queues([(two, 0)].into());
+        assert_eq!((binding.queues(two), pass(&mut binding, true)), (1, vec![]), "{mode:?}");
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub struct RunArgs {
     pub live: LiveArgs,
 }
 
-/// A range of seeds, which includes the first and the last seed.
+/// A seed, or a range of seeds that includes the first and the last seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeedRange {
     first: u64,
@@ -78,7 +78,7 @@ impl FromStr for SeedRange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is not a range of 1 to {SEEDS_MAX} seeds, such as 1-20");
-        let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
         let first: u64 = first.trim().parse().map_err(|_| wrong())?;
         let last: u64 = last.trim().parse().map_err(|_| wrong())?;
         if first > last || last - first >= SEEDS_MAX {
@@ -333,7 +333,9 @@ mod tests {
     fn a_range_of_seeds_is_read_and_nonsense_is_refused() {
         let range: SeedRange = "1-20".parse().unwrap();
         assert_eq!((range.first, range.last), (1, 20));
-        for text in ["20-1", "5", "a-b", "0-99999999"] {
+        let one: SeedRange = "5".parse().unwrap();
+        assert_eq!((one.first, one.last), (5, 5));
+        for text in ["20-1", "", "x", "a-b", "0-99999999"] {
             assert!(text.parse::<SeedRange>().unwrap_err().contains("1-20"), "{text}");
         }
     }

@@ -350,7 +350,7 @@ fn fabric_metrics() -> Vec<Metric> {
         (
             "stale",
             "",
-            "1 if no controller received a report of this host for three intervals",
+            "1 if the agent had no contact with a controller for three report intervals",
             stale,
         ),
         ("stale", "seconds", "time since this host became stale; 0 if not stale", since),

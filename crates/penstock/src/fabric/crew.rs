@@ -11,7 +11,7 @@ use penstock_controller::carry_out::{Crew, Interface, Switch};
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::files::ControllerFile;
 use penstock_controller::hosts::Hosts;
-use penstock_controller::southbound::{SwitchDriver, usable_queues};
+use penstock_controller::southbound::{SwitchDriver, few_queues, usable_queues};
 use penstock_fabric::topology::NodeId;
 use tokio::task::JoinSet;
 
@@ -75,8 +75,8 @@ impl Maker {
 }
 
 /// Reads each switch, and logs a warning for each switch on which a plan may use fewer queues than
-/// the `queues` of the fabric. Such a switch refuses plans that use all queues. Also logs a warning
-/// for each port that a driver does not use. In observe mode, nothing else reads the switches.
+/// the `queues` of the fabric, and for each port that a driver does not use. In observe mode,
+/// nothing else reads the switches.
 pub async fn ask(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) {
     for warning in warnings(drivers, queues).await {
         tracing::warn!("{warning}");
@@ -106,12 +106,7 @@ async fn warnings_of(driver: &dyn SwitchDriver, queues: u8) -> Vec<String> {
         Ok((can, state)) => (usable_queues(&can), state.left_out),
         Err(error) => return vec![format!("a switch cannot be read yet: {error}")],
     };
-    let few = (usable < queues).then(|| {
-        format!(
-            "switch {name}: a plan may use {usable} queues, but the fabric has {queues}; raise \
-             `reserved_queues` in the fabric's file"
-        )
-    });
+    let few = (usable < queues).then(|| format!("switch {name}: {}", few_queues(usable, queues)));
     let reason = |(port, reason): (String, String)| {
         format!("switch {name}: port {port} is not used: {reason}")
     };
@@ -233,7 +228,8 @@ mod tests {
         let foreign = [("b".to_owned(), "it has another map".to_owned())].into();
         switch.set_faults(Faults { foreign, ..Faults::default() });
         let warnings = warnings_of(&switch, 5).await;
-        assert!(warnings[0].contains("may use 4 queues, but the fabric has 5"), "{warnings:?}");
+        let few = "switch leaf1: the switch has 4 queues for plans, and the fabric's file says 5";
+        assert!(warnings[0].starts_with(few), "{warnings:?}");
         assert_eq!(warnings[1], "switch leaf1: port b is not used: it has another map");
         assert_eq!(warnings.len(), 2);
     }

@@ -115,7 +115,9 @@ fn sonic(
         ),
     };
     let queues = file.binding.queues;
-    let password = at.password.as_ref().map(|path| text(name, path)).transpose()?;
+    if let Some(path) = &at.password {
+        text(name, path)?;
+    }
     let default = sonic::Settings::default();
     let settings = sonic::Settings {
         mode,
@@ -125,7 +127,7 @@ fn sonic(
         control_queue: at.control_queue,
         classes: at.classes.unwrap_or(default.classes),
         settle: at.settle_ms.map_or(default.settle, Duration::from_millis),
-        password: password.map(|text| text.trim_end().to_owned()),
+        password_file: at.password.clone(),
     };
     let switch = SonicSwitch::new(name, ports, settings, endpoint);
     Ok(Arc::new(switch?))
@@ -146,27 +148,36 @@ fn gnmi(
     if file.binding.mode != Mode::StaticMap {
         bail!("switch {name}: gNMI has one map for all ports; write `map = \"static-map\"`");
     }
-    let text = |path: &Path| text(name, path);
+    let (tls_files, login_file) = (tls.cloned(), login.cloned());
+    let switch = name.to_owned();
+    let read = move || credentials(&switch, tls_files.as_ref(), login_file.as_ref());
+    let (tls, login) = read()?;
+    let (address, queues) = (address.to_owned(), file.binding.queues);
+    let settings = gnmi::Settings { address, tls, login, queues, set_wait };
+    let made = GnmiSwitch::new(name, ports, settings)?;
+    Ok(Arc::new(made.with_source(Arc::new(move || read().map_err(|error| format!("{error:#}"))))))
+}
+
+/// Reads the certificates and the password of a gNMI target from their files.
+fn credentials(
+    switch: &str,
+    tls: Option<&SwitchTls>,
+    login: Option<&LoginFile>,
+) -> Result<gnmi::Credentials> {
+    let text = |path: &Path| text(switch, path);
     let tls = tls.map(|tls| {
         let identity = match (&tls.cert, &tls.key) {
             (Some(cert), Some(key)) => Some((text(cert)?, text(key)?)),
             _ => None,
         };
-        let server_name = tls.server_name.clone();
-        anyhow::Ok(gnmi::Tls { authority: text(&tls.ca)?, name: server_name, identity })
+        let name = tls.server_name.clone();
+        anyhow::Ok(gnmi::Tls { authority: text(&tls.ca)?, name, identity })
     });
     let login = login.map(|login| {
         let password = text(&login.password)?.trim_end().to_owned();
         anyhow::Ok((login.user.clone(), password))
     });
-    let settings = gnmi::Settings {
-        address: address.to_owned(),
-        tls: tls.transpose()?,
-        login: login.transpose()?,
-        queues: file.binding.queues,
-        set_wait,
-    };
-    Ok(Arc::new(GnmiSwitch::new(name, ports, settings)?))
+    Ok((tls.transpose()?, login.transpose()?))
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@
 //! become the leader by a lease in the store, and sends `READY=1`. On SIGTERM or SIGINT the
 //! controller releases its lease and ends, so that another controller leads at once. On SIGHUP the
 //! controller reads its certificates again. The controller also reads certificates soon after the
-//! files change.
+//! files change. The drivers of switches read their certificates and passwords themselves.
 
 mod crew;
 mod drivers;
+mod etcd_files;
 mod metrics;
 mod page;
 mod tenants;
@@ -30,7 +31,7 @@ use penstock_controller::files::{ControllerFile, StoreFile, TlsFiles, load_contr
 use penstock_controller::leader::{Settings, begin_observing};
 use penstock_controller::listen;
 use penstock_controller::service::{Controller, Operator, Setup};
-use penstock_controller::store::{Embedded, Etcd, EtcdConfig, EtcdTls, Store};
+use penstock_controller::store::{Embedded, Etcd, EtcdConfig, Store};
 use penstock_controller::wire::OPERATOR_BYTES_MAX;
 use penstock_controller::wire::v1::operator_service_server::OperatorServiceServer;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,6 +42,7 @@ use tonic::transport::Server;
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier, socket};
 use crate::grpc;
+use etcd_files::EtcdFiles;
 
 /// Interval between two checks of the certificate files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -97,8 +99,9 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     std::fs::read(file).with_context(|| format!("file {}", file.display()))
 }
 
-async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
-    Ok(match file {
+/// Opens the store. If the store needs certificates, also returns their files.
+async fn open_store(file: &StoreFile) -> Result<(Arc<dyn Store>, Option<EtcdFiles>)> {
+    let store: Arc<dyn Store> = match file {
         StoreFile::File(path) => {
             let folder = path.parent().unwrap_or(Path::new("."));
             std::fs::DirBuilder::new()
@@ -108,15 +111,15 @@ async fn open_store(file: &StoreFile) -> Result<Arc<dyn Store>> {
                 .with_context(|| format!("[store] path: no folder {}", folder.display()))?;
             Arc::new(Embedded::open(path).await?)
         }
-        StoreFile::Etcd { endpoints, tls } => {
-            let mut config = EtcdConfig::new(endpoints.clone());
-            if let Some(tls) = tls {
-                let identity = Some((read(&tls.cert)?, read(&tls.key)?));
-                config.tls = Some(EtcdTls { ca: read(&tls.ca)?, identity });
-            }
-            Arc::new(Etcd::new(&config)?)
+        StoreFile::Etcd { endpoints, tls: Some(tls) } => {
+            let files = EtcdFiles::open(endpoints.clone(), tls)?;
+            return Ok((Arc::new(files.etcd()), Some(files)));
         }
-    })
+        StoreFile::Etcd { endpoints, tls: None } => {
+            Arc::new(Etcd::new(&EtcdConfig::new(endpoints.clone()))?)
+        }
+    };
+    Ok((store, None))
 }
 
 fn tls(files: &TlsFiles) -> Result<ServerTls> {
@@ -134,7 +137,7 @@ async fn serve(
     let notifier = Notifier::from_environment();
     let mut term = signal(SignalKind::terminate()).context("signals cannot be handled")?;
     let mut int = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
-    let store = open_store(&file.store).await?;
+    let (store, etcd_files) = open_store(&file.store).await?;
     if observes {
         begin_observing(&*store).await.context("--observe")?;
     }
@@ -159,6 +162,9 @@ async fn serve(
     tasks.spawn(serve_operators(Arc::clone(&controller), operators, stopping.clone()));
     let tls = tls_files.as_ref().map(tls).transpose()?;
     tasks.spawn(watch_certificates(tls.clone()));
+    if let Some(files) = etcd_files {
+        tasks.spawn(files.watch());
+    }
     if let Some(listener) = agents {
         let identity = if tls.is_some() { Identity::Certificate } else { Identity::Trusted };
         if identity == Identity::Trusted {

@@ -46,6 +46,13 @@
 //! support the extension, two controllers may write at the same moment. If two controllers have
 //! written at the same moment, the read after the Set shows the difference.
 //!
+//! # Credentials
+//!
+//! The driver makes a new connection for each operation. If certificates and login come from files
+//! ([`GnmiSwitch::with_source`]), the driver reads the files before it connects. If a file is
+//! missing or damaged, the driver continues with the certificates and the login that it read
+//! before.
+//!
 //! # Weights
 //!
 //! Weights of queues are 1 to 100. The driver gives weight 1 to a queue of weight 0, because
@@ -79,6 +86,7 @@ use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
+use crate::listen::tls::roots;
 use crate::wire::describe;
 use leaves::{Leaves, StateKinds, Tree, flatten, path, scalar, shown};
 use model::{Orders, Unfit};
@@ -103,6 +111,12 @@ const BOOT_TIME_PAUSE: u32 = 60;
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
 const NAME_MAX: usize = 32;
+
+/// Certificates and login of a target.
+pub type Credentials = (Option<Tls>, Option<(String, String)>);
+
+/// Function that reads the certificates and the login, or says what is wrong with their files.
+pub type Source = dyn Fn() -> Result<Credentials, String> + Send + Sync;
 
 #[derive(Clone)]
 pub struct Tls {
@@ -148,14 +162,22 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// Driver of a gNMI target with OpenConfig's QoS model.
+/// Address of a target with certificates, and login in the form that requests need.
 #[derive(Debug)]
+struct Access {
+    endpoint: Endpoint,
+    login: Option<[MetadataValue<Ascii>; 2]>,
+    /// Last reported problem of the files, as long as the driver continues without them.
+    problem: Option<String>,
+}
+
+/// Driver of a gNMI target with OpenConfig's QoS model.
 pub struct GnmiSwitch {
     name: String,
     ports: Vec<String>,
     settings: Settings,
-    endpoint: Endpoint,
-    login: Option<[MetadataValue<Ascii>; 2]>,
+    source: Option<Arc<Source>>,
+    access: std::sync::Mutex<Access>,
     /// True if the target has refused a Set with a role in its MasterArbitration extension.
     no_role: Arc<AtomicBool>,
     /// Lock that the driver holds while a Set runs.
@@ -165,6 +187,15 @@ pub struct GnmiSwitch {
     kinds: std::sync::Mutex<StateKinds>,
     /// Number of questions for the target's run until the driver asks for [`BOOT_TIME`] again.
     boot_time_pause: AtomicU32,
+}
+
+impl std::fmt::Debug for GnmiSwitch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, ports, settings, .. } = self;
+        let mut show = f.debug_struct("GnmiSwitch");
+        show.field("name", name).field("ports", ports).field("settings", settings);
+        show.finish_non_exhaustive()
+    }
 }
 
 /// Mark that a caller waits for a Set. Dropping the mark removes it.
@@ -216,41 +247,56 @@ impl GnmiSwitch {
                 ("a login without TLS".to_owned(), "only TLS hides the login".to_owned());
             return beyond(what, limit, "set `tls` with the CA of the target's certificate");
         }
-        let ascii = |text: &String| {
-            let mut value = text.parse::<MetadataValue<Ascii>>().ok()?;
-            value.set_sensitive(true);
-            Some(value)
-        };
-        let login = settings.login.as_ref();
-        let login = login.map(|(user, word)| Some([ascii(user)?, ascii(word)?]));
-        if login == Some(None) {
-            let limit = "printable ASCII".to_owned();
-            return beyond("user or password".to_owned(), limit, "choose another");
-        }
-        match endpoint(&settings) {
-            Ok(endpoint) => {
-                let (name, login) = (name.to_owned(), login.flatten());
-                let ports = ports.iter().map(|port| port.name.clone()).collect();
-                let (no_role, setting, wait_until) = Default::default();
-                let (kinds, boot_time_pause) = Default::default();
-                Ok(Self {
-                    name,
-                    ports,
-                    settings,
-                    endpoint,
-                    login,
-                    no_role,
-                    setting,
-                    wait_until,
-                    kinds,
-                    boot_time_pause,
-                })
-            }
-            Err(error) => beyond(
-                format!("address {:?}", settings.address),
-                describe(&error),
-                "write HOST:PORT, and use certificate files in PEM format",
+        match Access::new(&settings) {
+            Ok(access) => Ok(Self {
+                name: name.to_owned(),
+                ports: ports.iter().map(|port| port.name.clone()).collect(),
+                settings,
+                source: None,
+                access: std::sync::Mutex::new(access),
+                no_role: Arc::default(),
+                setting: Arc::default(),
+                wait_until: std::sync::Mutex::default(),
+                kinds: std::sync::Mutex::default(),
+                boot_time_pause: AtomicU32::default(),
+            }),
+            Err(problem) => beyond(
+                format!("the connection to {:?}", settings.address),
+                problem,
+                "write HOST:PORT, certificate files in PEM format, and a login in printable ASCII",
             ),
+        }
+    }
+
+    /// Sets the function that reads the certificates and the login before each connection.
+    #[must_use]
+    pub fn with_source(mut self, source: Arc<Source>) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    fn access(&self) -> std::sync::MutexGuard<'_, Access> {
+        self.access.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the certificates and the login again. If they are not valid, the former ones stay in
+    /// force, and the log says so once.
+    async fn read_credentials(&self) {
+        let Some(source) = self.source.clone() else { return };
+        let read = tokio::task::spawn_blocking(move || source()).await;
+        let read = read.unwrap_or_else(|error| Err(error.to_string()));
+        let made = read.and_then(|(tls, login)| {
+            Access::new(&Settings { tls, login, ..self.settings.clone() })
+        });
+        let mut access = self.access();
+        match made {
+            Ok(made) => *access = made,
+            Err(problem) if access.problem.as_ref() == Some(&problem) => {}
+            Err(problem) => {
+                let switch = &self.name;
+                tracing::warn!("switch {switch}: the previous login is still in use: {problem}");
+                access.problem = Some(problem);
+            }
         }
     }
 
@@ -296,7 +342,9 @@ impl GnmiSwitch {
     }
 
     async fn connect(&self) -> Result<GNmiClient<Channel>, DriverError> {
-        let channel = self.endpoint.connect().await.map_err(|error| {
+        self.read_credentials().await;
+        let endpoint = self.access().endpoint.clone();
+        let channel = endpoint.connect().await.map_err(|error| {
             let problem = format!("{}: {}", self.settings.address, describe(&error));
             DriverError::Unreachable { switch: self.name.clone(), problem }
         })?;
@@ -306,7 +354,7 @@ impl GnmiSwitch {
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(TIME_MAX);
-        if let Some([user, password]) = &self.login {
+        if let Some([user, password]) = &self.access().login {
             request.metadata_mut().insert("username", user.clone());
             request.metadata_mut().insert("password", password.clone());
         }
@@ -531,21 +579,37 @@ impl GnmiSwitch {
     }
 }
 
-fn endpoint(settings: &Settings) -> Result<Endpoint, tonic::transport::Error> {
-    let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", settings.address))?
-        .connect_timeout(TIME_MAX);
-    if let Some(Tls { authority, name, identity }) = &settings.tls {
-        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
-        if let Some(name) = name {
-            tls = tls.domain_name(name);
+impl Access {
+    /// Checks and converts the address, the certificates and the login. An error says what is wrong
+    /// with them.
+    fn new(settings: &Settings) -> Result<Self, String> {
+        let scheme = if settings.tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{}", settings.address));
+        let mut endpoint = endpoint.map_err(|e| describe(&e))?.connect_timeout(TIME_MAX);
+        if let Some(Tls { authority, name, identity }) = &settings.tls {
+            let roots = roots(authority.as_bytes()).map_err(|error| describe(&error))?;
+            if roots.is_empty() {
+                return Err("no certificate of an authority".to_owned());
+            }
+            let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
+            if let Some(name) = name {
+                tls = tls.domain_name(name);
+            }
+            if let Some((certificate, key)) = identity {
+                tls = tls.identity(Identity::from_pem(certificate, key));
+            }
+            endpoint = endpoint.tls_config(tls).map_err(|error| describe(&error))?;
         }
-        if let Some((certificate, key)) = identity {
-            tls = tls.identity(Identity::from_pem(certificate, key));
-        }
-        endpoint = endpoint.tls_config(tls)?;
+        let ascii = |text: &String| {
+            let value = text.parse::<MetadataValue<Ascii>>();
+            let mut value = value.map_err(|_| "user or password is not printable ASCII")?;
+            value.set_sensitive(true);
+            Ok::<_, String>(value)
+        };
+        let login = settings.login.as_ref();
+        let login = login.map(|(user, word)| Ok::<_, String>([ascii(user)?, ascii(word)?]));
+        Ok(Self { endpoint, login: login.transpose()?, problem: None })
     }
-    Ok(endpoint)
 }
 
 #[async_trait]

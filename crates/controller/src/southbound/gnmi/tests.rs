@@ -337,6 +337,39 @@ async fn a_wrong_password_and_a_wrong_authority_are_told() {
 }
 
 #[tokio::test]
+async fn new_certificates_and_passwords_need_no_new_driver() {
+    let target = Target::start().await;
+    let settings = target.settings();
+    let good: Result<Credentials, String> = Ok((settings.tls.clone(), settings.login.clone()));
+    let login = |password: &str| Some(("admin".to_owned(), password.to_owned()));
+    let files = Arc::new(std::sync::Mutex::new(good.clone()));
+    let source = {
+        let files = Arc::clone(&files);
+        move || files.lock().expect("no panic").clone()
+    };
+    let old = Settings { login: login("old"), ..settings.clone() };
+    let switch = GnmiSwitch::new("leaf1", &[], old).expect("possible");
+    switch.read_back().await.expect_err("an old password");
+    let switch = switch.with_source(Arc::new(source));
+    switch.read_back().await.expect("the password of the file");
+
+    let tls = |authority: &str| Tls { authority: authority.to_owned(), name: None, identity: None };
+    let damaged = [
+        Err("file password: not found".to_owned()),
+        Ok((Some(tls("-----BEGIN CERT")), login("secret"))),
+        Ok((settings.tls.clone(), login("se\u{7}cret"))),
+    ];
+    for damaged in damaged {
+        *files.lock().expect("no panic") = damaged;
+        switch.read_back().await.expect("the former credentials");
+    }
+    *files.lock().expect("no panic") = Ok((Some(tls(&target::stranger())), login("secret")));
+    switch.read_back().await.expect_err("an authority that is valid, but not the target's");
+    *files.lock().expect("no panic") = good;
+    switch.read_back().await.expect("the first files again");
+}
+
+#[tokio::test]
 async fn rubbish_is_told_with_the_switchs_name_within_bounds() {
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
     let term = br#"{"classifiers":{"classifier":[{"name":"pen-v4","terms":{"term":[

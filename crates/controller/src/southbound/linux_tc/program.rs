@@ -134,9 +134,11 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
-/// Returns the instructions for an IPv4 packet at the offset `at`. They begin with the Ethernet
-/// type in the accumulator, and continue behind their end for another type.
-const fn acks_of_ipv4(at: u32, class: u32) -> [Instruction; 20] {
+/// Returns the first instructions for an IPv4 packet at the offset `at`. They begin with the
+/// Ethernet type in the accumulator. For a packet of TCP, they store the packet's length behind the
+/// IP header, and [`acks_of_tcp`] must follow. Otherwise, they continue at its last instruction, or
+/// behind it for another Ethernet type.
+const fn tcp_of_ipv4(at: u32) -> [Instruction; 9] {
     [
         unless_equal(0x0800, 19),
         plain(LOAD_BYTE, at + 9),
@@ -148,32 +150,28 @@ const fn acks_of_ipv4(at: u32, class: u32) -> [Instruction; 20] {
         plain(LOAD_HALF, at + 2),
         plain(SUBTRACT_X, 0),
         plain(STORE, 0),
-        plain(LOAD_BYTE_X, at + 13),
-        plain(AND, FLAGS),
-        unless_equal(ACK, 7),
-        plain(LOAD_BYTE_X, at + 12),
-        plain(AND, 0xf0),
-        plain(SHIFT_RIGHT, 2),
-        plain(COPY_TO_X, 0),
-        plain(LOAD_STORED, 0),
-        Instruction { code: JUMP_EQUAL_X, jt: 0, jf: 1, k: 0 },
-        plain(RETURN, class),
-        plain(RETURN, 0),
     ]
 }
 
-/// Returns the instructions for an IPv6 packet, as [`acks_of_ipv4`] does for IPv4.
-const fn acks_of_ipv6(at: u32, class: u32) -> [Instruction; 16] {
+/// Returns the first instructions for an IPv6 packet, as [`tcp_of_ipv4`] does for IPv4.
+const fn tcp_of_ipv6(at: u32) -> [Instruction; 5] {
     [
         unless_equal(0x86dd, 15),
         plain(LOAD_BYTE, at + 6),
         unless_equal(TCP, 12),
         plain(LOAD_HALF, at + 4),
         plain(STORE, 0),
-        plain(LOAD_BYTE, at + 40 + 13),
+    ]
+}
+
+/// Returns the instructions for a TCP segment, whose length is stored. `load` loads a byte at an
+/// offset, and `tcp` is the offset of the TCP header.
+const fn acks_of_tcp(load: u16, tcp: u32, class: u32) -> [Instruction; 11] {
+    [
+        plain(load, tcp + 13),
         plain(AND, FLAGS),
         unless_equal(ACK, 7),
-        plain(LOAD_BYTE, at + 40 + 12),
+        plain(load, tcp + 12),
         plain(AND, 0xf0),
         plain(SHIFT_RIGHT, 2),
         plain(COPY_TO_X, 0),
@@ -184,7 +182,8 @@ const fn acks_of_ipv6(at: u32, class: u32) -> [Instruction; 16] {
     ]
 }
 
-/// Returns the instructions for a marker behind the offset `at`, as [`acks_of_ipv4`] does for IPv4.
+/// Returns the instructions for a marker behind the offset `at`. They begin with the Ethernet type
+/// in the accumulator, and continue behind their end for another type.
 const fn markers(at: u32, class: u32) -> [Instruction; 7] {
     [
         unless_equal(MARKER.0, 6),
@@ -204,8 +203,10 @@ pub(super) fn acks(class: u32) -> Vec<Instruction> {
     for tags in 0..=TAGS_MAX {
         let at = 14 + 4 * tags;
         all.push(plain(LOAD_HALF, at - 2));
-        all.extend(acks_of_ipv4(at, class));
-        all.extend(acks_of_ipv6(at, class));
+        all.extend(tcp_of_ipv4(at));
+        all.extend(acks_of_tcp(LOAD_BYTE_X, at, class));
+        all.extend(tcp_of_ipv6(at));
+        all.extend(acks_of_tcp(LOAD_BYTE, at + 40, class));
         all.extend(markers(at, class));
         if tags < TAGS_MAX {
             all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
@@ -270,6 +271,8 @@ pub(super) fn read(bytes: &[u8]) -> Option<Vec<Instruction>> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::segment;
+
     use super::*;
 
     fn class(queue: u8) -> u32 {
@@ -373,29 +376,6 @@ mod tests {
     }
 
     const CLASS: u32 = 0x9e71_0001;
-
-    /// Returns a TCP segment with the flags `flags`, `options` bytes of options and `data` bytes of
-    /// data, behind VLAN tags and padded to 60 bytes.
-    fn segment(tags: &[u16], v6: bool, flags: u8, [options, data]: [u8; 2]) -> Vec<u8> {
-        let mut bytes = vec![2; 12];
-        for tag in tags {
-            bytes.extend(tag.to_be_bytes());
-            bytes.extend([0, 7]);
-        }
-        let tcp = 20 + options + data;
-        if v6 {
-            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, tcp, 6, 64]);
-            bytes.extend([1; 32]);
-        } else {
-            bytes.extend([0x08, 0x00, 0x46, 0, 0, 24 + tcp, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-            bytes.extend([1; 12]);
-        }
-        bytes.extend([0; 12]);
-        bytes.extend([(5 + options / 4) << 4, flags]);
-        bytes.resize(bytes.len() + usize::from(6 + options + data), 0);
-        bytes.resize(bytes.len().max(60), 0);
-        bytes
-    }
 
     #[test]
     fn pure_acknowledgements_are_found_in_every_kind_of_frame() {

@@ -1,7 +1,6 @@
 //! Defines the settings of a SONiC switch.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,7 +39,7 @@ pub enum Reference {
     Bracketed,
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Rule by which the switch maps frames to queues.
     pub mode: MapMode,
@@ -60,8 +59,9 @@ pub struct Settings {
     pub classes: u8,
     /// Time between two transactions if the switch does not show what its ASIC has.
     pub settle: Duration,
-    /// Password of the switch's redis. `None` if redis requires no password.
-    pub password: Option<String>,
+    /// File with the password of the switch's redis, which the driver reads for each connection.
+    /// White space at the end does not count. `None` if redis requires no password.
+    pub password_file: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -76,7 +76,7 @@ impl Default for Settings {
             control_queue: false,
             classes: 8,
             settle: SETTLE,
-            password: None,
+            password_file: None,
         }
     }
 }
@@ -90,18 +90,5 @@ impl Settings {
     /// Returns true if tenants may not have the code point, because it belongs to network control.
     pub(super) fn is_control(&self, dscp: u8) -> bool {
         !self.control_queue && CONTROL.contains(&dscp)
-    }
-}
-
-impl fmt::Debug for Settings {
-    /// Formats the settings without the password, because passwords must not appear in logs.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, reference, queues, tenant_queues, control_queue, classes, settle, .. } =
-            self;
-        let mut show = f.debug_struct("Settings");
-        show.field("mode", mode).field("reference", reference).field("queues", queues);
-        show.field("tenant_queues", tenant_queues).field("control_queue", control_queue);
-        show.field("classes", classes).field("settle", settle);
-        show.finish_non_exhaustive()
     }
 }

@@ -116,8 +116,11 @@ impl Wire {
             }
         };
         let mut info = RedisConnectionInfo::default().set_db(database).set_skip_set_lib_name();
-        if let Some(password) = &settings.password {
-            info = info.set_password(password);
+        if let Some(path) = &settings.password_file {
+            let failed =
+                |error: io::Error| WireError::Unreachable(format!("{}: {error}", path.display()));
+            let password = tokio::fs::read_to_string(path).await.map_err(failed)?;
+            info = info.set_password(password.trim_end());
         }
         // A single answer has no time limit, because the caller limits the whole conversation.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);

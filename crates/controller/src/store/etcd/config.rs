@@ -6,6 +6,7 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::super::contract::StoreError;
+use crate::listen::tls::roots;
 
 /// Interval of keep-alive pings on a connection with a running request. By default, etcd permits
 /// one ping in 5 s (`--grpc-keepalive-min-time`) and closes connections that send more pings.
@@ -73,6 +74,9 @@ impl EtcdConfig {
             .http2_keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(self.limit);
         if let Some(tls) = &self.tls {
+            if !roots(&tls.ca).is_ok_and(|roots| !roots.is_empty()) {
+                return Err(refused("the file of the CA contains no certificate in PEM"));
+            }
             let config = tls.client();
             endpoint = endpoint.tls_config(config).map_err(|error| {
                 let error = crate::wire::describe(&error);
@@ -84,7 +88,7 @@ impl EtcdConfig {
 }
 
 /// Certificates for an etcd cluster, as contents of PEM files.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct EtcdTls {
     /// Certificate of the CA that signed the members' certificates.
     pub ca: Vec<u8>,
@@ -137,6 +141,8 @@ mod tests {
         let tls = EtcdTls { ca: b"none".to_vec(), identity: None };
         let plain = EtcdConfig { tls: Some(tls.clone()), ..one("http://a:2379") };
         assert!(refusal(&plain).contains("https://"));
+        let tls = EtcdConfig { tls: Some(tls), ..one("https://a:2379") };
+        assert!(refusal(&tls).contains("no certificate"));
         for good in ["10.0.0.1:2379", "http://[::1]:2379", "http://etcd-1:2379"] {
             assert!(one(good).channels().is_ok(), "{good}");
         }

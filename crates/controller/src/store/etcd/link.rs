@@ -14,6 +14,7 @@
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -33,7 +34,8 @@ const SHARES_MAX: u32 = 3;
 pub(super) struct Link {
     pub(super) name: String,
     pub(super) limit: Duration,
-    members: Vec<Channel>,
+    /// Connections to the members. Their number is never 0.
+    members: RwLock<Vec<Channel>>,
     current: AtomicUsize,
 }
 
@@ -66,18 +68,28 @@ enum Fate {
 
 impl Link {
     pub(super) fn new(name: String, limit: Duration, members: Vec<Channel>) -> Self {
-        Self { name, limit, members, current: AtomicUsize::new(0) }
+        Self { name, limit, members: RwLock::new(members), current: AtomicUsize::new(0) }
+    }
+
+    /// Replaces the connections, for example with connections that have other certificates.
+    pub(super) fn renew(&self, members: Vec<Channel>) {
+        *self.members.write().unwrap_or_else(PoisonError::into_inner) = members;
+    }
+
+    fn count(&self) -> usize {
+        self.members.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Returns the member that the client uses now, and its number.
     pub(super) fn member(&self) -> (usize, Channel) {
-        let number = self.current.load(Ordering::Relaxed) % self.members.len();
-        (number, self.members[number].clone())
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let number = self.current.load(Ordering::Relaxed) % members.len();
+        (number, members[number].clone())
     }
 
     /// Switches from member `number` to the next member, if the client still uses member `number`.
     pub(super) fn leave(&self, number: usize) {
-        let next = (number + 1) % self.members.len();
+        let next = (number + 1) % self.count();
         let _ = self.current.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -91,7 +103,7 @@ impl Link {
         F: Future<Output = Result<T, Status>>,
     {
         let end = Instant::now() + self.limit;
-        let shares = u32::try_from(self.members.len()).unwrap_or(SHARES_MAX).min(SHARES_MAX);
+        let shares = u32::try_from(self.count()).unwrap_or(SHARES_MAX).min(SHARES_MAX);
         let mut problem = String::new();
         for attempt in 1_usize.. {
             let left = end.saturating_duration_since(Instant::now());
@@ -123,7 +135,7 @@ impl Link {
                 problem += "; the write may have succeeded, so read the keys again";
                 break;
             }
-            if attempt % self.members.len() == 0 {
+            if attempt % self.count() == 0 {
                 sleep(PAUSE.min(end.saturating_duration_since(Instant::now()))).await;
             }
         }

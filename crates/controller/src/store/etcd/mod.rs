@@ -84,6 +84,17 @@ impl Etcd {
         Ok(Self { link: Arc::new(link) })
     }
 
+    /// Uses the members and certificates of `config` for new requests. Watches continue on their
+    /// connections until these break.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`]: an endpoint or certificate is invalid. The client then keeps its
+    /// present members and certificates.
+    pub fn renew(&self, config: &EtcdConfig) -> Result<(), StoreError> {
+        self.link.renew(config.channels()?);
+        Ok(())
+    }
+
     async fn range(&self, asked: pb::RangeRequest) -> Result<pb::RangeResponse, Failed> {
         self.link
             .call(Repeat::Freely, |channel| {

@@ -12,10 +12,12 @@ use orchagent::{AsicState, Orchagent, show_ports};
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, SonicSwitch};
 use penstock_controller::southbound::{
-    Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, missing,
+    Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, survey,
 };
 use penstock_units::BitsPerSecond;
 use server::Redis;
+
+use crate::common::dir::Dir;
 
 fn switch(redis: &Redis, mode: MapMode) -> SonicSwitch {
     let port = |name: &str| PortInfo { name: name.into(), rate: BitsPerSecond(10_000_000_000) };
@@ -182,22 +184,23 @@ async fn other_configurations_are_never_changed() {
         let state = PortState { weights: vec![7, 8], map: [(8, 1)].into() };
         wanted.ports.insert(port.to_owned(), state);
     }
-    let changes = missing(&switch, &wanted).await.expect("readable");
+    let changes = survey(&switch, &wanted).await.expect("readable").changes;
     assert!(changes.iter().all(|change| change.port() == "Ethernet0"), "{changes:?}");
     switch.apply(stamp(5), &changes).await.expect("the other port is told");
     let is = switch.read_back().await.expect("readable");
     assert_eq!(is.ports["Ethernet0"].weights, [7, 8]);
-    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
+    assert_eq!(survey(&switch, &wanted).await.expect("readable").changes, []);
 }
 
 #[tokio::test]
 async fn a_switch_that_wants_a_password_gets_it() {
     let Some(redis) = Redis::start().await else { return };
     redis.require("secret").await;
-    let with = |password: Option<&str>| {
+    let folder = Dir::new();
+    let file = folder.path().join("password");
+    let with = |password_file| {
         let port = PortInfo { name: "Ethernet0".into(), rate: BitsPerSecond(10_000_000_000) };
-        let password = password.map(str::to_owned);
-        let settings = Settings { password, ..Settings::default() };
+        let settings = Settings { password_file, ..Settings::default() };
         SonicSwitch::new("leaf1", &[port], settings, redis.endpoint()).expect("good settings")
     };
     let error = with(None).read_back().await.expect_err("no password").to_string();
@@ -205,7 +208,14 @@ async fn a_switch_that_wants_a_password_gets_it() {
         error.starts_with("switch leaf1: ") && error.contains("Authentication required"),
         "{error}"
     );
-    assert_eq!(with(Some("secret")).read_back().await.expect("readable").ports.len(), 1);
+    // The file may change while the controller runs.
+    let switch = with(Some(file.clone()));
+    let error = switch.read_back().await.expect_err("no file").to_string();
+    assert!(error.contains(&file.display().to_string()), "{error}");
+    std::fs::write(&file, "old\n").expect("written");
+    switch.read_back().await.expect_err("an old password");
+    std::fs::write(&file, "secret\n").expect("written");
+    assert_eq!(switch.read_back().await.expect("readable").ports.len(), 1);
 }
 
 /// Tests two controllers that write at the same time. The switch must have only the configuration
@@ -343,7 +353,8 @@ async fn more_tenants_than_classes_are_bound_if_each_has_one_queue_on_the_switch
             port.map.insert(tenant, 1 + tenant % 6);
         }
     }
-    let changes = missing(&switch, &wanted).await.expect("seven classes besides the shared class");
+    let changes =
+        survey(&switch, &wanted).await.expect("seven classes besides the shared class").changes;
     switch.apply(stamp(1), &changes).await.expect("told");
-    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
+    assert_eq!(survey(&switch, &wanted).await.expect("readable").changes, []);
 }

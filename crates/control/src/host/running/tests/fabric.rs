@@ -127,6 +127,31 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
 }
 
 #[test]
+fn a_tenants_own_limits_stay_even_if_they_equal_those_of_a_plan() {
+    let own = "send = { rate = \"45M\", burst = 281250 }\n\
+               receive = { rate = \"75M\", burst = 468750 }\n";
+    let blue = "name = \"blue\"\nvlans = [200]\n";
+    let text = format!("{TEXT}{FABRIC}").replace(blue, &format!("{blue}{own}"));
+    let file = TempFile::new("fabric-own", &text);
+    let (host, _) = start(&file);
+    let limits = |host: &Host, name: &str| {
+        let tenant = host.tenants().into_iter().find(|tenant| tenant.name == name).unwrap();
+        (tenant.send, tenant.receive)
+    };
+    let file_says = limits(&host, "blue");
+    let held = |name: &str| {
+        let held = Held { send: 40_000_000, receive: 60_000_000, headroom_permille: 1_100 };
+        (name.to_owned(), held)
+    };
+    let both = [held("red"), held("blue")].into();
+    host.set_fabric(&FabricTerms { held: both, ..terms(&[], &[], &[]) }).unwrap();
+    assert_eq!(limits(&host, "red").1, file_says.1, "the plan's limit equals blue's own");
+    host.set_fabric(&terms(&[], &[], &[])).unwrap();
+    assert_eq!(limits(&host, "blue"), file_says);
+    assert_eq!(limits(&host, "red"), (None, None));
+}
+
+#[test]
 fn who_has_a_queue_is_limited_in_it_while_a_plan_says_so() {
     let file = TempFile::new("fabric-limited", &format!("{TEXT}{FABRIC}"));
     let (host, fake) = start(&file);

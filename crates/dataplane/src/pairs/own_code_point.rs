@@ -15,8 +15,8 @@
 //!
 //! # Cost
 //!
-//! A frame with the tenant's code point costs a search in one cache line if a sender has announced
-//! a code point to the VM in the last 8 s. Otherwise it costs two comparisons.
+//! A frame with the tenant's code point costs a hash and a search in one cache line if a sender
+//! announced a code point to the VM in the last 8 s. Otherwise it costs two comparisons.
 
 use penstock_qos::pair_table::{PairKey, PairTable};
 use penstock_units::Nanos;

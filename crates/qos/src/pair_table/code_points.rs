@@ -72,7 +72,7 @@ const BURST: Nanos = Nanos::from_millis(4 * 63);
 
 /// Flows of a VM in one direction.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Flows {
     sets: [[AtomicU64; WAYS]; SETS],
     /// Time in ns until which a flow may be remembered.

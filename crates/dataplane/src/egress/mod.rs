@@ -102,8 +102,8 @@ pub struct Egress {
     outputs: Vec<u16>,
     finisher: Finisher,
     waiting: Waiting,
-    /// Room for questions about pairs; `None` if no port has pairs.
-    questions: Option<Box<Batch>>,
+    /// Room for markers; `None` if no port has pairs.
+    markers: Option<Box<Batch>>,
     /// Captures that operators run. The methods with the parameter `SEEN` exist twice, so that a
     /// worker without captures never asks for them.
     pub(crate) captures: Captures,
@@ -195,7 +195,7 @@ impl Egress {
             outputs: Vec::with_capacity(ports),
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
-            questions: None,
+            markers: None,
             captures: Captures::new(),
             mirrors: false,
             watched: false,

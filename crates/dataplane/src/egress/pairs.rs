@@ -1,5 +1,5 @@
-//! Frames that leave a host of a fabric: rates of pairs of VMs, questions about pairs, and the
-//! tenant's code point.
+//! Frames that leave a host of a fabric: rates of pairs of VMs, questions about pairs, and code
+//! points.
 //!
 //! # Approach
 //!
@@ -7,9 +7,11 @@
 //! before the frame is copied. A frame above the pair's rate is dropped. A frame above the limit
 //! that the receiver's guarantee sets waits at the output ([`crate::queue`]), except TCP's pure
 //! acknowledgements. Single packets are dropped as a signal to TCP ([`crate::congestion`]). If a
-//! question about the pair is due, it follows the pair's frames ([`crate::pairs`]). A VM cannot
-//! send questions or answers itself, not even from a host without pairs: otherwise, a VM there
-//! could tell the hosts of other VMs of its tenant that all frames arrive.
+//! question about the pair is due, it follows the pair's frames ([`crate::pairs`]). Before the host
+//! overwrites code points with that of the tenant, it announces those of the VM to the receiving
+//! host, ahead of the frames ([`penstock_qos::pair_table::CodePoints`]). A VM cannot send markers
+//! itself, not even from a host without pairs: otherwise, a VM there could tell the hosts of other
+//! VMs of its tenant that all frames arrive.
 //!
 //! # Cost
 //!
@@ -18,17 +20,17 @@
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::{Delayed, PairLimits, PairTable, Sending};
+use penstock_qos::pair_table::{Delayed, PairKey, PairLimits, PairTable, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::{Nanos, PortId};
 
 use super::{ALL, Around, Delivery, Egress, List, Way, mark};
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
 use crate::congestion::{Signal, signal};
-use crate::headers::{is_ect, is_pure_ack};
+use crate::headers::{dscp_of, is_ect, is_pure_ack};
 use crate::ingress_policer::on_wire;
 use crate::offload::Offload;
-use crate::pairs::{destination, marker};
+use crate::pairs::{destination, flow, marker};
 use crate::snapshot::PortPolicy;
 
 /// Frames of a batch with their pairs.
@@ -64,12 +66,12 @@ struct Metered {
 }
 
 impl Egress {
-    /// Makes room for questions if an output has pairs.
+    /// Makes room for markers if an output has pairs.
     pub(crate) fn set_pairs(&mut self, pairs: bool) {
         if !pairs {
-            self.questions = None;
-        } else if self.questions.is_none() {
-            self.questions = Some(Batch::new());
+            self.markers = None;
+        } else if self.markers.is_none() {
+            self.markers = Some(Batch::new());
         }
     }
 
@@ -93,6 +95,7 @@ impl Egress {
             }
             Some(table) => {
                 let now = self.waiting.now();
+                self.announce::<SEEN>(table, batch, way, frames, around, delivery);
                 let metered = meter(table, way.0, (&mut *batch, frames), now, delivery);
                 let (frames, due) = (metered.passed.as_slice(), metered.due.as_slice());
                 if !frames.is_empty() {
@@ -159,35 +162,82 @@ impl Egress {
         around: &mut Around<'_>,
         delivery: &mut Delivery,
     ) {
-        let Some(mut questions) = self.questions.take() else { return };
-        questions.clear();
         // Only a question that counts frames for rates must stay behind them.
         let ahead = table.limits() == PairLimits::Guarantees;
-        for &(frame, slot) in due {
-            let frame = usize::from(frame);
-            let Some(question) = table.question(slot) else { continue };
-            let Some(bytes) = marker::question(batch.head(frame), &question, ahead) else {
-                continue;
-            };
-            if questions.push(&bytes, Offload::NONE).is_err() {
+        let mut asked = due.iter().filter_map(|&(frame, slot)| {
+            let question = table.question(slot)?;
+            Some((frame, marker::question(batch.head(usize::from(frame)), &question, ahead)?))
+        });
+        self.send_markers::<SEEN>(batch, way, &mut asked, around, delivery);
+    }
+
+    /// Announces the code points of the listed frames, which the host will overwrite, if the far
+    /// hosts do not know them yet.
+    #[inline(never)]
+    fn announce<const SEEN: bool>(
+        &mut self,
+        table: &PairTable,
+        batch: &Batch,
+        way: (PortId, u16, &PortPolicy),
+        frames: &[u8],
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let (source, now) = (way.0.0, self.waiting.now());
+        if around.snapshot.port(source).is_none_or(|policy| policy.dscp.is_none()) {
+            return;
+        }
+        let is_plain = table.code_points().is_plain(source, now);
+        let head = |i: u8| batch.head(usize::from(i));
+        if is_plain && frames.iter().all(|i| dscp_of(head(*i)) == 0) {
+            return;
+        }
+        let mut announced = frames.iter().filter_map(|&i| {
+            let dscp = dscp_of(head(i));
+            if is_plain && dscp == 0 {
+                return None;
+            }
+            let pair = PairKey::new(source, destination(head(i)))?;
+            let flow = flow::number(head(i))?;
+            let announces = table.announces(pair, flow, dscp, now);
+            let marker = marker::announcement(head(i), flow, dscp)?;
+            announces.then_some((i, marker))
+        });
+        self.send_markers::<SEEN>(batch, way, &mut announced, around, delivery);
+    }
+
+    /// Sends markers, each with the number of the frame in `batch` to which it belongs.
+    #[inline(never)]
+    fn send_markers<const SEEN: bool>(
+        &mut self,
+        batch: &Batch,
+        way: (PortId, u16, &PortPolicy),
+        list: &mut dyn Iterator<Item = (u8, [u8; marker::LEN])>,
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let Some(mut markers) = self.markers.take() else { return };
+        markers.clear();
+        for (frame, bytes) in list {
+            if markers.push(&bytes, Offload::NONE).is_err() {
                 break;
             }
-            let (of, at) = (*batch.frame(frame), questions.len() - 1);
-            let asked = questions.frame_mut(at);
+            let (of, at) = (*batch.frame(usize::from(frame)), markers.len() - 1);
+            let marker = markers.frame_mut(at);
             // The same VLAN, and the same queue pair of the uplink.
-            (asked.tci, asked.hash, asked.verdict) = (of.tci, of.hash, of.verdict);
-            questions.set_tagged(at, of.tagged);
+            (marker.tci, marker.hash, marker.verdict) = (of.tci, of.hash, of.verdict);
+            markers.set_tagged(at, of.tagged);
         }
-        let mut asked = Delivery { way: delivery.way, ..Delivery::default() };
-        if !questions.is_empty() {
+        if !markers.is_empty() {
+            let mut sent = Delivery { way: delivery.way, ..Delivery::default() };
             let whole = self.waiting.whole;
-            self.pass_on::<SEEN>(&questions, way, &ALL[..questions.len()], around, &mut asked);
+            self.pass_on::<SEEN>(&markers, way, &ALL[..markers.len()], around, &mut sent);
             self.waiting.whole = whole;
+            // The sender's port did not send these frames, but its counters must add up.
+            sent.replicated += markers.len() as u64;
+            delivery.add(&sent);
         }
-        // The sender's port did not send these frames, but its counters must add up.
-        asked.replicated += questions.len() as u64;
-        delivery.add(&asked);
-        self.questions = Some(questions);
+        self.markers = Some(markers);
     }
 }
 

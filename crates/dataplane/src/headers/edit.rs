@@ -57,7 +57,7 @@ const TAGS_MAX: usize = 2;
 
 /// Returns the length in bytes of the VLAN tags before the IP header, and the IP version as a flag.
 /// `None` if the frame is not IP.
-fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
+pub(crate) fn ip_of(head: &[u8]) -> Option<(usize, HeaderFlags)> {
     for tags in 0..=TAGS_MAX {
         let at = L3 - 2 + 4 * tags;
         let ethertype = u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]);

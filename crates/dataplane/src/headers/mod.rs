@@ -10,6 +10,6 @@ pub mod parse;
 #[cfg(test)]
 pub(crate) mod test_frames;
 
-pub(crate) use edit::{dscp_of, is_ce, is_ect, is_l4s, is_pure_ack, mark, mark_congestion};
+pub(crate) use edit::{dscp_of, ip_of, is_ce, is_ect, is_l4s, is_pure_ack, mark, mark_congestion};
 pub use key::{FlowKey, FlowMask, HashSeed};
 pub(crate) use parse::{is_tag, key_of};

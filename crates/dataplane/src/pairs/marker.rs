@@ -1,4 +1,5 @@
-//! Wire format of the questions and answers about pairs of VMs, which hosts exchange.
+//! Wire format of the markers, which hosts exchange: questions and answers about pairs of VMs, and
+//! announcements of code points.
 //!
 //! # Format
 //!
@@ -18,6 +19,12 @@
 //! | 46 | 8 | demand, bit/s | frames received |
 //! | 54 | 8 | rate, bit/s | marked frames |
 //! | 62 | 4 | 0 | beginning of the pair at the receiver's host |
+//!
+//! An announcement has the same first fields, with 3 at offset 19 and [`AHEAD`]. All other bytes
+//! are 0, except for the number of the flow ([`super::flow`]) at offset 30 and the code point (0 to
+//! 63) at offset 38, with 8 bytes each.
+//!
+//! Hosts ignore kinds of markers that they do not know.
 //!
 //! # Order
 //!
@@ -48,6 +55,9 @@ pub(crate) const LEN: usize = 66;
 
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
+const ANNOUNCEMENT: u8 = 3;
+/// Largest code point, because a code point has six bits.
+const CODE_POINT_MAX: u8 = 63;
 /// Maximum number of VLAN tags behind which a marker is searched.
 const TAGS_MAX: usize = 3;
 /// Length of the two addresses of a frame.
@@ -58,6 +68,11 @@ const ADDRESSES: usize = 12;
 pub(crate) enum Marker {
     Question(Question),
     Answer(Answer),
+    /// The sending VM wrote the code point `dscp` into the frames of the flow `flow`.
+    Announcement {
+        flow: u64,
+        dscp: u8,
+    },
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -140,6 +155,10 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
             marked: third,
             part: BitsPerSecond(first),
         })),
+        ANNOUNCEMENT => {
+            let dscp = u8::try_from(first).ok().filter(|dscp| *dscp <= CODE_POINT_MAX)?;
+            Some(Marker::Announcement { flow: sent, dscp })
+        }
         _ => None,
     }
 }
@@ -151,6 +170,13 @@ pub(crate) fn question(head: &[u8], question: &Question, ahead: bool) -> Option<
     let Question { number, epoch, sent, part, want, rate } = *question;
     let kind = (QUESTION, if ahead { AHEAD } else { 0 });
     Some(bytes(*addresses, kind, (number, epoch, sent), [part.0, want.0, rate.0], 0))
+}
+
+/// Returns the announcement of the code point `dscp` of a flow, to the destination of the frame
+/// that begins with `head`.
+pub(crate) fn announcement(head: &[u8], flow: u64, dscp: u8) -> Option<[u8; LEN]> {
+    let addresses = head.first_chunk::<ADDRESSES>()?;
+    Some(bytes(*addresses, (ANNOUNCEMENT, AHEAD), (0, 0, flow), [dscp.into(), 0, 0], 0))
 }
 
 /// Turns the marker that begins with `head` into an answer to its sender.
@@ -235,7 +261,7 @@ mod tests {
         }
         // A truncated head with the right length is none, too.
         assert_eq!(read(&frame[..40], LEN), None);
-        let changes = [(12, 0), (14, 0), (18, 2), (19, 0), (19, 3), (20, 1), (21, 2), (65, 1)];
+        let changes = [(12, 0), (14, 0), (18, 2), (19, 0), (19, 4), (20, 1), (21, 2), (65, 1)];
         for (at, value) in changes {
             let mut wrong = frame;
             wrong[at] = value;
@@ -248,6 +274,20 @@ mod tests {
         answer(&mut more, &Answer { received: 4, marked: 4, ..Answer::default() });
         more[61] = 5;
         assert_eq!(read(&more, LEN), None, "more marked frames than frames");
+    }
+
+    #[test]
+    fn an_announcement_has_a_code_point_of_six_bits() {
+        let told = Marker::Announcement { flow: 0x1234, dscp: 46 };
+        let frame = announcement(&ADDRESSES_OF_VMS, 0x1234, 46).unwrap();
+        assert_eq!(frame[..12], ADDRESSES_OF_VMS);
+        assert_eq!(read(&frame, LEN), Some(told));
+        assert!(is_forged(&frame) && passes_data(&frame));
+        for (at, value) in [(45, 64), (44, 1), (38, 1), (18, 2)] {
+            let mut wrong = frame;
+            wrong[at] = value;
+            assert_eq!(read(&wrong, LEN), None, "byte {at}");
+        }
     }
 
     /// Returns a frame behind VLAN tags.
@@ -301,6 +341,7 @@ mod tests {
             let _ = (read(&bytes, len), is_forged(&bytes), is_marker(&bytes), passes_data(&bytes));
             answer(&mut bytes, &Answer::default());
             let _ = question(&bytes, &Question::default(), false);
+            let _ = announcement(&bytes, 1, 46);
         }
     }
 }

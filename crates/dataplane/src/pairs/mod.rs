@@ -14,6 +14,9 @@
 //! host of a sender that looks for spare bandwidth then keeps the pair at its guarantee. Its
 //! questions may pass the pair's frames in queues, and all answers may.
 //!
+//! Both kinds of tables also restore the code points of frames ([`own_code_point`]), which the
+//! sending host announces ahead of them.
+//!
 //! If the paths of frames and markers differ, a marker may overtake frames. The next question then
 //! counts these frames, so a loss that seems to occur once is no loss in sum.
 //!
@@ -22,11 +25,13 @@
 //! A worker calls [`arrive`] only for uplinks with pairs, so other ports pay for one comparison per
 //! batch.
 
+pub(crate) mod flow;
 pub(crate) mod marker;
+mod own_code_point;
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::{PairLimits, PairTable};
+use penstock_qos::pair_table::{PairKey, PairLimits, PairTable};
 use penstock_units::Nanos;
 
 use crate::batch::{Batch, Verdict};
@@ -34,7 +39,9 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::headers::is_ce;
 use crate::ingress_policer::on_wire;
+use crate::snapshot::Snapshot;
 use marker::Marker;
+use own_code_point::restore;
 
 /// Returns the MAC address at `at` in the low 48 bits; 0 if the frame is too short.
 fn mac_at(head: &[u8], at: usize) -> u64 {
@@ -47,10 +54,10 @@ pub(crate) fn destination(head: &[u8]) -> u64 {
     mac_at(head, 0)
 }
 
-/// Counts the frames of a classified batch that arrived through the uplink `uplink`, and drops
-/// frames above the rate of their receiver. Intercepts markers: a question becomes an answer that
-/// leaves through the uplink. `is_shared` tells whether a port leads out of the host, so that its
-/// frames only pass through. `counters` has the counters of all ports, indexed by port number.
+/// Counts the frames of a classified batch that arrived through the uplink `uplink`, restores their
+/// code points, and drops frames above the rate of their receiver. Intercepts markers: a question
+/// becomes an answer that leaves through the uplink. Markers to ports that lead out of the host
+/// only pass through. `counters` has the counters of all ports, indexed by port number.
 #[inline(never)]
 pub(crate) fn arrive(
     table: &PairTable,
@@ -58,19 +65,20 @@ pub(crate) fn arrive(
     uplink: u16,
     now: Nanos,
     counters: &[Option<Arc<PortCounters>>],
-    is_shared: impl Fn(u16) -> bool,
+    snapshot: &Snapshot,
 ) {
     let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
     let counts = table.limits() == PairLimits::Rates;
     for i in 0..batch.len() {
         let verdict = batch.at(i).verdict;
         if marker::is_marker(batch.head(i)) {
-            let passes = matches!(verdict, Verdict::Output(port) if is_shared(port));
+            let passes = matches!(verdict, Verdict::Output(port) if snapshot.is_shared(port));
             if !passes {
-                batch.at_mut(i).verdict = intercept(table, batch, i, uplink);
+                batch.at_mut(i).verdict = intercept(table, batch, i, uplink, now);
             }
             continue;
         }
+        restore(table, batch, i, (uplink, snapshot), now);
         let Verdict::Output(port) = verdict else { continue };
         if !counts || !table.is_limited(port) {
             continue;
@@ -88,7 +96,7 @@ pub(crate) fn arrive(
 }
 
 /// Reads marker `i`, which may be invalid. Returns the marker's verdict.
-fn intercept(table: &PairTable, batch: &mut Batch, i: usize, uplink: u16) -> Verdict {
+fn intercept(table: &PairTable, batch: &mut Batch, i: usize, uplink: u16, now: Nanos) -> Verdict {
     let ends = Verdict::Drop(DropReason::RateMarker);
     let port = match batch.at(i).verdict {
         Verdict::Output(port) => port,
@@ -109,6 +117,12 @@ fn intercept(table: &PairTable, batch: &mut Batch, i: usize, uplink: u16) -> Ver
             table.answered(port, from, &answer);
             ends
         }
+        Some(Marker::Announcement { flow, dscp }) => {
+            if let Some(pair) = PairKey::new(port, from) {
+                table.code_points().announced(pair, flow, dscp, now);
+            }
+            ends
+        }
         None => ends,
     }
 }
@@ -116,9 +130,12 @@ fn intercept(table: &PairTable, batch: &mut Batch, i: usize, uplink: u16) -> Ver
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::headers::{dscp_of, mark};
     use crate::offload::Offload;
+    use crate::snapshot::{Domain, PortPolicy};
     use penstock_qos::pair_table::{Answer, Question, VmRates};
-    use penstock_units::BitsPerSecond;
+    use penstock_units::{BitsPerSecond, Vid};
+    use proptest::prelude::*;
 
     const UPLINK: u16 = 0;
     const VM: u16 = 1;
@@ -144,6 +161,30 @@ mod tests {
         (0..3).map(|_| Some(Arc::default())).collect()
     }
 
+    /// Code point of the VM's tenant in the fabric.
+    const FABRIC: u8 = 8;
+
+    /// Returns a snapshot with two uplinks and a VM. The domains and output sets 0 have all ports,
+    /// and those with number 1 have the VM and the uplink [`UPLINK`].
+    fn snapshot() -> Snapshot {
+        let ports = [(UPLINK, None), (VM, Some(1)), (OTHER_UPLINK, None)];
+        let policies = ports.map(|(port, tenant)| {
+            let mut policy = PortPolicy::access(port, tenant, Vid::UNTAGGED, 0);
+            policy.dscp = tenant.map(|_| FABRIC);
+            Some(Arc::new(policy.finish()))
+        });
+        let domain = |vid, members: &[u16]| Domain {
+            tenant: Some(1),
+            vid,
+            members: members.into(),
+            fdb_limit: 64,
+        };
+        let sets: [&[u16]; 2] = [&[UPLINK, VM, OTHER_UPLINK], &[UPLINK, VM]];
+        let domains = sets.iter().zip(0..).map(|(set, vid)| domain(vid, set)).collect();
+        let sets = sets.iter().map(|set| Box::from(*set)).collect();
+        Snapshot::new(1, policies.into(), domains, sets, 300)
+    }
+
     /// Passes frames with a verdict to [`arrive`]. Returns the frames' new verdicts.
     fn run(table: &PairTable, frames: &[&[u8]], verdict: Verdict) -> (Box<Batch>, Vec<Verdict>) {
         let mut batch = Batch::new();
@@ -151,8 +192,7 @@ mod tests {
             batch.push(bytes, Offload::NONE).unwrap();
         }
         (0..batch.len()).for_each(|i| batch.frame_mut(i).verdict = verdict);
-        let shared = |port| port == OTHER_UPLINK;
-        arrive(table, &mut batch, UPLINK, Nanos(1), &counters(), shared);
+        arrive(table, &mut batch, UPLINK, Nanos(1), &counters(), &snapshot());
         let verdicts = batch.frames().iter().map(|frame| frame.verdict).collect();
         (batch, verdicts)
     }
@@ -209,6 +249,100 @@ mod tests {
         assert_eq!(answer.part, BitsPerSecond(77));
     }
 
+    /// A UDP packet of version 4 or 6 with a correct checksum, behind VLAN tags.
+    fn packet(version: u8, tags: usize, class: u8) -> Vec<u8> {
+        let mut frame = addresses().to_vec();
+        (0..tags).for_each(|_| frame.extend([0x81, 0, 0, 9]));
+        if version == 4 {
+            frame.extend([8, 0, 0x45, class, 0, 28, 1, 2, 0, 0, 64, 17, 0, 0]);
+            frame.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 5, 0, 6, 0, 8, 0, 0]);
+            let ip = frame.len() - 28;
+            let words =
+                frame[ip..ip + 20].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
+            let sum = words.sum::<u32>();
+            let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+            frame[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+        } else {
+            frame.extend([0x86, 0xdd, 0x60 | class >> 4, class << 4 | 5, 0, 0, 0, 8, 17, 64]);
+            frame.extend([7; 32]);
+            frame.extend([0, 5, 0, 6, 0, 8, 0, 0]);
+        }
+        frame
+    }
+
+    /// Announces the code point `dscp` of the flow of a frame.
+    fn announce(table: &PairTable, frame: &[u8], dscp: u8) {
+        let marker = marker::announcement(frame, flow::number(frame).unwrap(), dscp).unwrap();
+        let ends = [Verdict::Drop(DropReason::RateMarker)];
+        assert_eq!(run(table, &[&marker], Verdict::Output(VM)).1, ends);
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_arrives_as_the_vm_has_sent_it(
+            version in prop::sample::select(vec![4_u8, 6]),
+            tags in 0..=2_usize,
+            class in any::<u8>(),
+        ) {
+            let (table, sent) = (table(1_000_000_000), packet(version, tags, class));
+            announce(&table, &sent, class >> 2);
+            let mut marked = sent.clone();
+            mark(&mut marked, FABRIC).unwrap();
+            let (batch, verdicts) = run(&table, &[&marked], Verdict::Output(VM));
+            prop_assert_eq!(batch.head(0), &sent[..]);
+            prop_assert_eq!(verdicts, [Verdict::Output(VM)]);
+        }
+    }
+
+    /// Returns the code point with which a frame arrives.
+    fn arrives(table: &PairTable, frame: &[u8], verdict: Verdict) -> u8 {
+        dscp_of(run(table, &[frame], verdict).0.head(0))
+    }
+
+    #[test]
+    fn a_frame_without_an_announcement_loses_the_fabrics_code_point_only() {
+        let (table, to_vm) = (table(1_000_000_000), Verdict::Output(VM));
+        let (fabric, foreign) = (packet(4, 0, FABRIC << 2), packet(4, 0, 46 << 2));
+        assert_eq!(arrives(&table, &fabric, to_vm), 0);
+        assert_eq!(arrives(&table, &foreign, to_vm), 46, "from outside the fabric");
+        announce(&table, &fabric, 34);
+        assert_eq!(arrives(&table, &fabric, to_vm), 34);
+        assert_eq!(arrives(&table, &foreign, to_vm), 46);
+        assert_eq!(arrives(&table, &packet(6, 0, FABRIC << 2), to_vm), 0, "another flow");
+        announce(&table, &fabric, 0);
+        assert_eq!(arrives(&table, &fabric, to_vm), 0);
+    }
+
+    #[test]
+    fn a_frame_that_leaves_the_host_again_keeps_the_fabrics_code_point() {
+        let (table, frame) = (table(1_000_000_000), packet(4, 0, FABRIC << 2));
+        announce(&table, &frame, 46);
+        let cases = [
+            (Verdict::Output(OTHER_UPLINK), FABRIC),
+            (Verdict::Flood(0), FABRIC),
+            (Verdict::OutputSet(0), FABRIC),
+            (Verdict::Flood(1), 0),
+            (Verdict::OutputSet(1), 0),
+            (Verdict::Output(VM), 46),
+        ];
+        for (verdict, dscp) in cases {
+            assert_eq!(arrives(&table, &frame, verdict), dscp, "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn frames_without_a_whole_ip_header_arrive_unchanged() {
+        let table = table(1_000_000_000);
+        announce(&table, &packet(4, 0, 0), 46);
+        let (whole, deep) = (packet(4, 0, FABRIC << 2), packet(4, 3, FABRIC << 2));
+        for frame in [&addresses()[..], &whole[..30], &deep[..]] {
+            let mut padded = frame.to_vec();
+            padded.resize(frame.len().max(14), 0);
+            let (batch, _) = run(&table, &[&padded], Verdict::Output(VM));
+            assert_eq!(batch.head(0), &padded[..]);
+        }
+    }
+
     #[test]
     fn no_marker_reaches_a_vm_whatever_it_contains() {
         let table = table(1_000_000_000);
@@ -220,7 +354,8 @@ mod tests {
         longer.resize(1_514, 0);
         let mut kind = good;
         kind[19] = 9;
-        let frames: [&[u8]; 5] = [&good, &answer, &good[..30], &longer, &kind];
+        let announced = marker::announcement(&good, 1, 46).unwrap();
+        let frames: [&[u8]; 6] = [&good, &answer, &good[..30], &longer, &kind, &announced];
         for frame in frames {
             for verdict in [Verdict::Output(VM), Verdict::Flood(0), Verdict::OutputSet(0)] {
                 assert_eq!(run(&table, &[frame], verdict).1, ends, "{verdict:?} {frame:?}");

@@ -525,7 +525,7 @@ fn from_uplink(
     let shares = policy.inbound.as_ref();
     let left = shares.map(|shares| admit(shares, batch, ring(), now, counters));
     if let Some(pairs) = &policy.pairs {
-        arrive(pairs, batch, policy.id, now, counters, |port| snapshot.is_shared(port));
+        arrive(pairs, batch, policy.id, now, counters, snapshot);
     }
     left
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod capture;
+mod code_points;
 mod common;
 mod egress_cuts;
 mod egress_vlan;

@@ -7,6 +7,14 @@ use super::WINDOW;
 /// Key of a free place. No pair has the key 0, because 0 is no MAC address.
 const FREE: u64 = 0;
 
+/// Returns a word that depends on all bits of `word` (finisher of SplitMix64).
+#[inline]
+pub(super) const fn mixed(word: u64) -> u64 {
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
 /// Place of a key that had none before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claimed {
@@ -30,11 +38,7 @@ impl Keys {
     /// Returns the places in which a key can be.
     #[inline]
     fn places(&self, key: u64) -> impl Iterator<Item = usize> + use<> {
-        // The finisher of SplitMix64 mixes all bits of the key and the seed.
-        let mixed = key ^ self.seed;
-        let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let mixed = mixed ^ mixed >> 31;
+        let mixed = mixed(key ^ self.seed);
         let places = self.keys.len().max(1);
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is below `places`")]
         let first = (mixed % places as u64) as usize;

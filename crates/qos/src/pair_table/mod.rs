@@ -43,6 +43,7 @@
 //! - The pairs of a VM may be measured without limits ([`PairTable::measure`]): frames are counted,
 //!   and questions are asked and answered, but no bucket takes tokens. The pairs' limits are then
 //!   known before [`PairTable::hold`] puts them into force.
+//! - The table also remembers the code points that VMs wrote into their frames ([`CodePoints`]).
 //! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
 //!   rates and frees slots. Counters are never reset, so readers compare two readings.
 //!
@@ -58,6 +59,7 @@
 //! only measured, a frame costs the search and two counters. A frame that arrives costs the same
 //! search, and the operations of one bucket. The table allocates memory only when it is created.
 
+mod code_points;
 mod keys;
 mod pressure;
 mod slots;
@@ -69,6 +71,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::policer::Size;
+pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
 use pressure::Pressure;
 pub use slots::{Answer, Question};
@@ -80,8 +83,8 @@ pub const PAIRS_MAX: usize = 4_096;
 pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
-/// Bytes of a question, for which the VM pays. A VM with many pairs would otherwise send them in
-/// addition to its rate.
+/// Bytes of a question or an announcement, for which the VM pays. A VM with many pairs would
+/// otherwise send them in addition to its rate.
 pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
@@ -248,6 +251,7 @@ pub struct PairTable {
     send: Box<[SendSlot]>,
     receive_keys: Keys,
     receive: Box<[ReceiveSlot]>,
+    code_points: CodePoints,
 }
 
 const SENDER: usize = 0;
@@ -284,6 +288,7 @@ impl PairTable {
             send: core::iter::repeat_with(slot).take(PAIRS_MAX).collect(),
             receive_keys: Keys::new(PAIRS_MAX, seed),
             receive: core::iter::repeat_with(ReceiveSlot::new).take(PAIRS_MAX).collect(),
+            code_points: CodePoints::new(ports, seed),
         }
     }
 
@@ -300,6 +305,23 @@ impl PairTable {
     #[must_use]
     pub const fn limits(&self) -> PairLimits {
         self.limits
+    }
+
+    /// Returns the code points that VMs wrote into the frames of their flows.
+    #[inline]
+    #[must_use]
+    pub const fn code_points(&self) -> &CodePoints {
+        &self.code_points
+    }
+
+    /// Like [`CodePoints::announces`]. The VM pays for the announcement.
+    #[must_use]
+    pub fn announces(&self, pair: PairKey, flow: u64, dscp: u8, now: Nanos) -> bool {
+        let announces = self.code_points.announces(pair, flow, dscp, now);
+        if announces && let Some(vm) = self.vm(pair.port()) {
+            vm.send.spend(QUESTION_BYTES, now);
+        }
+        announces
     }
 
     /// Returns the number of frames that the VM at `port` may send at once, at least 1. A table for

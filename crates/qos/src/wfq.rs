@@ -65,7 +65,7 @@ use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use crate::discipline::Discipline;
 use crate::eevdf::Eevdf;
-use crate::fair_share::queue::{Pool, Queue};
+use crate::frame_pool::{Pool, Queue};
 
 /// Maximum number of queues of an output.
 pub const QUEUES_MAX: usize = 64;

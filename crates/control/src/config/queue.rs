@@ -147,5 +147,5 @@ pub(super) fn terms(
         Paced::Shaped(terms) => Pacing::Shaped(terms),
         Paced::No | Paced::Limited => link.unwrap_or_default(),
     };
-    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames })
+    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames, flows: false })
 }

@@ -25,6 +25,10 @@
 //! several queues. With [`Order::FqCodel`], each flow has its own queue, and the largest flow loses
 //! a frame if there is no room.
 //!
+//! With [`Order::FairShare`] and [`QueueTerms::flows`], each flow of a VM has its own queue, and the
+//! VM's largest flow loses the frame. No frame is left in the VM's ring then, because frames in a
+//! ring have a single order.
+//!
 //! # Cost
 //!
 //! An output queue costs one additional copy of each frame. The additional copy is not needed if

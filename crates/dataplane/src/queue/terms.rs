@@ -102,6 +102,9 @@ pub struct QueueTerms {
     /// per VM with [`Order::FairShare`], per queue with [`Order::Wfq`], and for the whole output
     /// with [`Order::Fifo`] and [`Order::FqCodel`].
     pub bound: Bound,
+    /// Whether each flow of a VM has its own queue, as with [`Order::FqCodel`], at an output with
+    /// [`Order::FairShare`] and `Excess::Drop`. The other orders ignore the value.
+    pub flows: bool,
     /// Limit on the waiting bytes of a tenant with a rate ceiling, at an output with
     /// [`Order::Wfq`].
     pub held_bytes: u64,

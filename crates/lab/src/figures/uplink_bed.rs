@@ -53,7 +53,7 @@ pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {
         wait: Nanos::from_millis(if holds { 10 } else { 1_000 }),
         excess: if holds { Excess::Hold } else { Excess::Drop },
     };
-    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096 }
+    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096, flows: false }
 }
 
 /// Frames that a stream sends.

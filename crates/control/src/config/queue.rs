@@ -48,8 +48,8 @@ pub struct Queue {
     /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
     /// longer than `wait_us`, the switch drops the oldest frame (`excess = "drop"`). With
     /// `excess = "hold"`, the wait has no limit. The default wait is 10000 µs. The default is
-    /// 1000000 µs for a port with `wfq`, `fq-codel` or `shape.receive`, and 200000 µs for a port
-    /// with a limit `receive` without a burst.
+    /// 1000000 µs for a port with `wfq`, `fq-codel`, `flows` or `shape.receive`, and 200000 µs for
+    /// a port with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
@@ -58,15 +58,20 @@ pub struct Queue {
     /// are free. Default 4096.
     #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
-    /// Treatment of frames for which the queue has no room. `hold` needs `fair-share`. The default
-    /// treatment is `hold` for `egress = "fair-share"`, and `drop` for other ports.
+    /// Treatment of frames for which the queue has no room. `hold` needs `fair-share` without
+    /// `flows`, and is the default there. For other ports, the default treatment is `drop`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
+    /// With `fair-share`, gives each flow of a VM its own queue with early signals, as `fq-codel`
+    /// does for a whole port. If the VM's frames exceed a limit, its largest flow loses its first
+    /// frame. Default false: the frames of a VM leave in the order of arrival.
+    #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
+    pub flows: bool,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { bytes: None, wait_us: None, frames: 4_096, excess: None }
+        Self { bytes: None, wait_us: None, frames: 4_096, excess: None, flows: false }
     }
 }
 
@@ -79,10 +84,27 @@ impl Queue {
         if let Some(wait) = self.wait_us {
             outside(object, "queue.wait_us", wait, &WAIT_US, report);
         }
+        self.check_flows(object, egress, report);
         if self.excess == Some(Excess::Hold) && egress != Egress::FairShare {
             let problem = "only a `fair-share` output can leave frames in the senders' rings";
             let remedy = "set excess = \"drop\", or egress = \"fair-share\" on a shared port";
             report.at(object, "queue.excess", problem, remedy);
+        }
+    }
+
+    fn check_flows<T>(&self, object: &Object<'_, T>, egress: Egress, report: &mut Report<'_>) {
+        if !self.flows {
+            return;
+        }
+        if egress != Egress::FairShare {
+            let problem = "only the VMs at a `fair-share` output have flow queues of their own";
+            let remedy = "remove `flows`; set egress = \"fair-share\", or egress = \"fq-codel\" \
+                          for flow queues of the whole port";
+            report.at(object, "queue.flows", problem, remedy);
+        } else if self.excess == Some(Excess::Hold) {
+            let problem = "with `flows`, no frame stays in a sender's ring, because frames in a \
+                           ring have a single order";
+            report.at(object, "queue.excess", problem, "remove `excess` or `flows`");
         }
     }
 }
@@ -129,14 +151,15 @@ pub(super) fn terms(
     let limited = is_limited || matches!(order, Order::FairShare | Order::FqCodel);
     let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let queue = queue.unwrap_or_default();
+    let flows = queue.flows && order == Order::FairShare;
     let wait_us = queue.wait_us.unwrap_or(match paced {
-        _ if matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
+        _ if flows || matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
         Paced::Shaped(_) => 1_000_000,
         Paced::Limited if is_limited => LIMITED_WAIT_US,
         Paced::Limited | Paced::No => 10_000,
     });
     let excess = match (order, queue.excess) {
-        (Order::FairShare, None | Some(Excess::Hold)) => QosExcess::Hold,
+        (Order::FairShare, None | Some(Excess::Hold)) if !flows => QosExcess::Hold,
         _ => QosExcess::Drop,
     };
     let held_bytes = queue.bytes.unwrap_or(LIMITED_BYTES);
@@ -147,5 +170,5 @@ pub(super) fn terms(
         Paced::Shaped(terms) => Pacing::Shaped(terms),
         Paced::No | Paced::Limited => link.unwrap_or_default(),
     };
-    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames, flows: false })
+    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames, flows })
 }

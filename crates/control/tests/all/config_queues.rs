@@ -77,6 +77,58 @@ fn flow_queues() {
     appended(FLOW_QUEUES);
 }
 
+const FLOW_QUEUES_OF_VMS: &[Case] = &[
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fq-codel"
+link = "100M"
+queue = { flows = true }
+"#,
+        &["7:19: port \"up\": only the VMs at a `fair-share` output have flow queues of their \
+             own; remove `flows`; set egress = \"fair-share\", or egress = \"fq-codel\" for flow \
+             queues of the whole port"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fair-share"
+link = "100M"
+queue = { flows = true, excess = "hold" }
+"#,
+        &["7:34: port \"up\": with `flows`, no frame stays in a sender's ring, because frames in \
+             a ring have a single order; remove `excess` or `flows`"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fair-share"
+link = "100M"
+queue = { flows = true, excess = "drop", wait_us = 100000 }
+
+[[port]]
+name = "up2"
+tap.interface = "up1"
+vlan = 100
+egress = "fair-share"
+link = "100M"
+queue = { flows = true }
+"#,
+        &[],
+    ),
+];
+
+#[test]
+fn only_vms_at_an_output_with_shares_have_flow_queues_of_their_own() {
+    appended(FLOW_QUEUES_OF_VMS);
+}
+
 const SHAPED: &[Case] = &[(
     r#"[[port]]
 name = "vm3"

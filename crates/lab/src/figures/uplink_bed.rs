@@ -56,6 +56,12 @@ pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {
     QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096, flows: false }
 }
 
+/// Returns the default terms of a `fair-share` output at which each flow of a VM has its own queue.
+pub(super) fn terms_with_flows(pacing: Pacing) -> QueueTerms {
+    let bound = terms(Order::FqCodel, pacing).bound;
+    QueueTerms { bound, flows: true, ..terms(Order::FairShare, pacing) }
+}
+
 /// Frames that a stream sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frames {

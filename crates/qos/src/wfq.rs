@@ -24,6 +24,10 @@
 //! frame of the first one leaves. Both lines together are one client of EEVDF and share the
 //! ceiling.
 //!
+//! With [`Wfq::with_flows`], each flow of a queue has its own queue ([`crate::flow_queues`]). The
+//! flows of a queue take turns, and only the frames of each flow stay in order. The second line has
+//! no flow queues.
+//!
 //! The *error* of a discipline is the difference between the bytes that a queue sent and the
 //! queue's share. The `wfq` discipline is EEVDF for the following reasons:
 //!
@@ -59,12 +63,14 @@
 //! # Cost
 //!
 //! Sending a frame takes one decision among at most 64 queues, and one entry of the frame table.
+//! With flow queues, it also takes a turn among the flows of a queue.
 //! The discipline allocates no memory after its construction.
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use crate::discipline::Discipline;
 use crate::eevdf::Eevdf;
+use crate::flow_queues::{FlowTable, Line};
 use crate::frame_pool::{Pool, Queue};
 
 /// Maximum number of queues of an output.
@@ -154,6 +160,8 @@ struct Lane {
     ahead: Queue,
     /// Bytes of the frames that have passed since the last other frame left.
     passed: u32,
+    /// Bytes of the next frames for which the queue's weight is not charged ([`Wfq::not_sent`]).
+    credit: u32,
     weight: Weight,
     depth: Depth,
     ceiling: Option<Ceiling>,
@@ -173,8 +181,13 @@ impl Lane {
         if ahead { &self.ahead } else { &self.frames }
     }
 
-    const fn line_mut(&mut self, ahead: bool) -> &mut Queue {
-        if ahead { &mut self.ahead } else { &mut self.frames }
+    /// Returns the frames of a line. The queues of the flows are in `flows`, if they have queues.
+    fn frames_in<'a>(&'a mut self, ahead: bool, flows: Option<&'a mut FlowTable>) -> Line<'a> {
+        if ahead {
+            Line { queue: &mut self.ahead, flows: None }
+        } else {
+            Line { queue: &mut self.frames, flows }
+        }
     }
 
     /// Returns the time until which the queue must wait because of its ceiling. Returns `None` if
@@ -189,6 +202,8 @@ impl Lane {
 pub struct Wfq<T> {
     lanes: Box<[Lane]>,
     pool: Pool<T>,
+    /// Flow queues of each queue. The slice is empty without flow queues.
+    flows: Box<[FlowTable]>,
     eevdf: Eevdf,
     /// Number of frames that wait in all queues. The field `places` is the number of entries of the
     /// frame table.
@@ -203,11 +218,19 @@ impl<T: Copy + Default> Wfq<T> {
     /// depth `depth`. At most `frames` frames can wait in all queues together.
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
+        Self::with_flows(queues, frames, depth, 0)
+    }
+
+    /// Returns an output as [`Self::new`] does. If `flows` is not 0, each queue of the output has
+    /// as many queues for its flows.
+    #[must_use]
+    pub fn with_flows(queues: usize, frames: u32, depth: Depth, flows: u32) -> Self {
         let queues = queues.min(QUEUES_MAX);
         let lane = Lane {
             frames: Queue::EMPTY,
             ahead: Queue::EMPTY,
             passed: 0,
+            credit: 0,
             weight: Weight::ONE,
             depth,
             ceiling: None,
@@ -215,7 +238,9 @@ impl<T: Copy + Default> Wfq<T> {
         let mut eevdf = Eevdf::new(queues);
         (0..queues).for_each(|queue| eevdf.join(queue, Weight::ONE));
         let (lanes, pool) = (vec![lane; queues].into_boxed_slice(), Pool::new(frames));
-        Self { lanes, pool, eevdf, len: 0, places: frames, paused: 0 }
+        let tables = if flows > 0 { queues } else { 0 };
+        let flows = vec![FlowTable::new(flows); tables].into_boxed_slice();
+        Self { lanes, pool, flows, eevdf, len: 0, places: frames, paused: 0 }
     }
 
     /// Number of frames that wait in all queues.
@@ -285,12 +310,33 @@ impl<T: Copy + Default> Wfq<T> {
         self.lanes.get(queue).is_some_and(|lane| lane.until(now).is_some())
     }
 
-    /// Takes a frame of `bytes` bytes, which [`Self::next`] returned, off the ceiling of its queue
-    /// again, because the caller drops the frame instead of sending it.
+    /// Gives a queue back `bytes` bytes of a frame that [`Self::next`] returned, because the caller
+    /// does not send them. The bytes count neither for the queue's ceiling nor for its weight.
     pub fn not_sent(&mut self, queue: usize, bytes: u32) {
-        if let Some(ceiling) = self.lanes.get_mut(queue).and_then(|lane| lane.ceiling.as_mut()) {
+        let Some(lane) = self.lanes.get_mut(queue) else { return };
+        lane.credit = lane.credit.saturating_add(bytes);
+        if let Some(ceiling) = &mut lane.ceiling {
             ceiling.came_back(bytes);
         }
+    }
+
+    /// Returns the flow queues of a queue. Returns `None` if the output has no flow queues.
+    pub fn flow_table(&mut self, queue: usize) -> Option<&mut FlowTable> {
+        self.flows.get_mut(queue)
+    }
+
+    /// Removes and returns the first frame of a queue's flow with many waiting bytes: at least half
+    /// as many as any other flow of the queue. Returns `None` if the output has no flow queues, or
+    /// if no frame waits in them.
+    pub fn evict(&mut self, queue: usize) -> Option<T> {
+        let lane = self.lanes.get_mut(queue)?;
+        let frame = lane.frames_in(false, self.flows.get_mut(queue)).evict(&mut self.pool)?;
+        self.len -= 1;
+        if lane.is_empty() {
+            self.eevdf.drained(queue);
+            self.paused &= !(1 << queue);
+        }
+        Some(frame.item)
     }
 
     /// Returns the earliest time at which a queue that waits because of its ceiling may send.
@@ -305,11 +351,13 @@ impl<T: Copy + Default> Wfq<T> {
     #[cold]
     fn resume(&mut self, now: Nanos) {
         for queue in bits(self.paused) {
-            let lane = &self.lanes[queue];
+            let lane = &mut self.lanes[queue];
             if lane.until(now).is_none() {
                 self.paused &= !(1 << queue);
-                if let Some(head) = self.pool.head(lane.line(lane.is_ahead_next())) {
-                    self.eevdf.backlogged(queue, head.bytes);
+                let ahead = lane.is_ahead_next();
+                let mut line = lane.frames_in(ahead, self.flows.get_mut(queue));
+                if let Some(head) = line.head(&self.pool) {
+                    self.eevdf.backlogged(queue, head);
                 }
             }
         }
@@ -347,7 +395,22 @@ impl<T: Copy + Default> Wfq<T> {
     /// # Errors
     /// Returns the limit because of which the frame was refused.
     pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
-        self.put((queue, false), item, bytes, now)
+        self.put((queue, false), 0, (item, bytes), now)
+    }
+
+    /// Offers a frame as [`Self::offer`] does. If the output has flow queues, `flow` is the hash of
+    /// the frame's flow.
+    ///
+    /// # Errors
+    /// Returns the limit because of which the frame was refused.
+    pub fn offer_flow(
+        &mut self,
+        queue: usize,
+        flow: u32,
+        frame: (T, u32),
+        now: Nanos,
+    ) -> Result<(), Full> {
+        self.put((queue, false), flow, frame, now)
     }
 
     /// Offers a frame that need not wait behind the other frames of its queue. Frames that pass
@@ -362,20 +425,21 @@ impl<T: Copy + Default> Wfq<T> {
         bytes: u32,
         now: Nanos,
     ) -> Result<(), Full> {
-        self.put((queue, true), item, bytes, now)
+        self.put((queue, true), 0, (item, bytes), now)
     }
 
     fn put(
         &mut self,
         (queue, ahead): (usize, bool),
-        item: T,
-        bytes: u32,
+        flow: u32,
+        (item, bytes): (T, u32),
         now: Nanos,
     ) -> Result<(), Full> {
         self.room_in(queue, ahead, bytes)?;
         let lane = &mut self.lanes[queue];
         let first = lane.is_empty();
-        self.pool.push(lane.line_mut(ahead), item, bytes, now);
+        let mut line = lane.frames_in(ahead, self.flows.get_mut(queue));
+        line.push(&mut self.pool, flow, (item, bytes), now);
         self.len += 1;
         if first && lane.until(now).is_some() {
             self.paused |= 1 << queue;
@@ -396,14 +460,17 @@ impl<T: Copy + Default> Wfq<T> {
             let queue = self.eevdf.pick()?;
             let lane = self.lanes.get_mut(queue)?;
             let ahead = lane.is_ahead_next();
-            let frame = self.pool.pop(lane.line_mut(ahead))?;
+            let frame = lane.frames_in(ahead, self.flows.get_mut(queue)).pop(&mut self.pool)?;
             self.len -= 1;
             lane.passed = if ahead { lane.passed.saturating_add(frame.bytes) } else { 0 };
-            let head = self.pool.head(lane.line(lane.is_ahead_next())).map(|frame| frame.bytes);
+            let ahead = lane.is_ahead_next();
+            let head = lane.frames_in(ahead, self.flows.get_mut(queue)).head(&self.pool);
             let waited = now.saturating_sub(frame.since);
             let late = waited > lane.depth.wait;
             if !late {
-                self.eevdf.charge(queue, frame.bytes, head.unwrap_or(0));
+                let free = lane.credit.min(frame.bytes);
+                lane.credit -= free;
+                self.eevdf.charge(queue, frame.bytes - free, head.unwrap_or(0));
                 if let Some(ceiling) = &mut lane.ceiling {
                     ceiling.went(frame.bytes, now);
                 }
@@ -626,5 +693,48 @@ mod tests {
         let rest: Vec<_> = std::iter::from_fn(|| wfq.next(wake, |_, _| {})).collect();
         assert_eq!(rest.iter().map(|d| d.item).collect::<Vec<_>>(), (52..80).collect::<Vec<_>>());
         assert_eq!((wfq.wake(), wfq.is_empty()), (None, true));
+    }
+
+    #[test]
+    fn the_flows_of_a_queue_take_turns_and_change_no_share() {
+        let depth = Depth { bytes: 100_000, ..DEPTH };
+        let (mut wfq, mut sent) = (Wfq::with_flows(2, 200, depth, 8), [0_u64; 2]);
+        let add = |wfq: &mut Wfq<u32>, queue, flow: u32| {
+            wfq.offer_flow(queue, flow << 29, (flow, 1_000), Nanos(0)).unwrap();
+        };
+        assert!(wfq.set_weight(0, weight(3)));
+        for step in 0..8_000 {
+            while wfq.backlog(0).0 < 20 {
+                add(&mut wfq, 0, 1);
+            }
+            while wfq.backlog(1).0 < 20 {
+                (1..8).for_each(|flow| add(&mut wfq, 1, flow));
+            }
+            let next = wfq.next(Nanos(0), |_, _| unreachable!("no wait is too long")).unwrap();
+            if next.queue == 0 && step % 3 == 0 {
+                wfq.not_sent(0, next.bytes);
+            } else {
+                sent[next.queue] += 1;
+            }
+        }
+        assert!(sent[0].abs_diff(3 * sent[1]) <= 30, "{sent:?}");
+        // A new flow goes before the other flows of its queue.
+        add(&mut wfq, 1, 0);
+        let mut rest = core::iter::from_fn(|| wfq.next(Nanos(0), |_, _| unreachable!("the same")));
+        assert_eq!(rest.find(|next| next.queue == 1).map(|next| next.item), Some(0));
+    }
+
+    #[test]
+    fn a_queue_loses_frames_of_its_largest_flow() {
+        let mut wfq = Wfq::with_flows(2, 200, DEPTH, 8);
+        for (queue, flow) in [(0, 1), (0, 1), (0, 2), (1, 3)] {
+            wfq.offer_flow(queue, flow << 29, (flow, 1_000), Nanos(0)).unwrap();
+        }
+        assert_eq!((wfq.evict(0), wfq.backlog(0), wfq.len()), (Some(1), (2, 2_000), 3));
+        // The queue without frames has no turn.
+        assert_eq!((wfq.evict(1), wfq.evict(1), wfq.evict(2)), (Some(3), None, None));
+        let rest = core::iter::from_fn(|| wfq.next(Nanos(0), |_, _| unreachable!("no wait")));
+        assert_eq!(rest.map(|next| next.queue).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(queues(&[1]).evict(0), None, "without flow queues");
     }
 }

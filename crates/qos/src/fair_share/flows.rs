@@ -30,7 +30,7 @@
 use penstock_units::Nanos;
 
 use super::{FairShare, NONE, Vm, narrow};
-use crate::flow_queues::FlowTable;
+use crate::flow_queues::{FlowTable, Line};
 use crate::frame_pool::Frame;
 
 /// The flow queues of an output's VMs.
@@ -57,12 +57,16 @@ impl Tables {
         self.all.get_mut(table as usize)
     }
 
-    /// Counts the frames of a VM after a change of its table. If no frame of the VM waits, takes
-    /// the table back.
-    fn count(&mut self, vm: &mut Vm) {
-        let Some(table) = self.all.get_mut(vm.table as usize) else { return };
-        (vm.queue.frames, vm.queue.bytes) = (table.len(), table.bytes());
-        if vm.queue.is_empty() {
+    /// Returns the frames of a VM.
+    fn line<'a>(&'a mut self, vm: &'a mut Vm) -> Line<'a> {
+        Line { flows: self.get(vm.table), queue: &mut vm.queue }
+    }
+
+    /// Takes the table of a VM back if no frame of the VM waits.
+    fn tidy(&mut self, vm: &mut Vm) {
+        if vm.queue.is_empty()
+            && let Some(table) = self.all.get_mut(vm.table as usize)
+        {
             table.release();
             self.free.push(vm.table);
             vm.table = NONE;
@@ -77,24 +81,15 @@ impl<T: Copy + Default> FairShare<T> {
         if vm.queue.is_empty() {
             vm.table = self.flows.take();
         }
-        match self.flows.get(vm.table) {
-            Some(table) => {
-                table.push(&mut self.pool, flow, (item, bytes.max(1)), now);
-                self.flows.count(vm);
-            }
-            None => self.pool.push(&mut vm.queue, item, bytes, now),
-        }
+        self.flows.line(vm).push(&mut self.pool, flow, (item, bytes), now);
         self.frames += 1;
     }
 
     /// Removes and returns the next frame of a VM. Returns `None` if no frame of the VM waits.
     pub(super) fn take(&mut self, slot: usize) -> Option<Frame<T>> {
         let vm = self.vms.get_mut(slot)?;
-        let frame = match self.flows.get(vm.table) {
-            Some(table) => table.pop(&mut self.pool)?,
-            None => self.pool.pop(&mut vm.queue)?,
-        };
-        self.flows.count(vm);
+        let frame = self.flows.line(vm).pop(&mut self.pool)?;
+        self.flows.tidy(vm);
         self.frames -= 1;
         Some(frame)
     }
@@ -102,12 +97,8 @@ impl<T: Copy + Default> FairShare<T> {
     /// Returns the length in bytes of a VM's next frame, or of its claim if no frame of the VM
     /// waits. 0 if the VM has neither.
     pub(super) fn next_of(&mut self, slot: u32) -> u32 {
-        let Some(vm) = self.vms.get(slot as usize) else { return 0 };
-        let bytes = match self.flows.get(vm.table) {
-            Some(table) => table.head(&self.pool).map(|(_, bytes)| bytes),
-            None => self.pool.head(&vm.queue).map(|frame| frame.bytes),
-        };
-        bytes.unwrap_or(vm.claim)
+        let Some(vm) = self.vms.get_mut(slot as usize) else { return 0 };
+        self.flows.line(vm).head(&self.pool).unwrap_or(vm.claim)
     }
 
     /// Returns the flow queues of a VM. Returns `None` if no frame of the VM waits, or if the VM
@@ -126,8 +117,8 @@ impl<T: Copy + Default> FairShare<T> {
             self.settle();
         }
         let vm = self.vms.get_mut(slot)?;
-        let frame = self.flows.get(vm.table)?.evict(&mut self.pool)?;
-        self.flows.count(vm);
+        let frame = self.flows.line(vm).evict(&mut self.pool)?;
+        self.flows.tidy(vm);
         self.frames -= 1;
         vm.account.dropped_full += 1;
         let (tenant, is_active) = (vm.tenant as usize, vm.is_active());

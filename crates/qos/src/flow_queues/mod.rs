@@ -56,8 +56,10 @@
 //! caller's handle. The structure allocates no memory after its construction.
 //!
 //! A [`FlowTable`] has the queues without the places for frames. The VMs of a `fair-share` output
-//! ([`crate::fair_share`]) each have a table, and their frames are in one array.
+//! ([`crate::fair_share`]) and the queues of a `wfq` output ([`crate::wfq`]) can each have a table.
+//! The frames of all tables of an output are in one array.
 
+mod line;
 mod sizes;
 mod table;
 mod turns;
@@ -66,6 +68,7 @@ use penstock_units::Nanos;
 
 use crate::codel::Pace;
 use crate::frame_pool::Pool;
+pub(crate) use line::Line;
 pub use table::FlowTable;
 
 /// Default number of queues (RFC 8290 §5.2.4). Of 100 flows with frames, about 9 share a queue with

@@ -40,8 +40,8 @@ pub enum Excess {
 )]
 pub struct Queue {
     /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 8388608 for each
-    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, for a port with `fq-codel`,
-    /// and for a port with a limit `receive` without a burst.
+    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, for a port with `fq-codel` or
+    /// `flows`, and for a port with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: Option<u64>,
@@ -62,9 +62,10 @@ pub struct Queue {
     /// `flows`, and is the default there. For other ports, the default treatment is `drop`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
-    /// With `fair-share`, gives each flow of a VM its own queue with early signals, as `fq-codel`
-    /// does for a whole port. If the VM's frames exceed a limit, its largest flow loses its first
-    /// frame. Default false: the frames of a VM leave in the order of arrival.
+    /// Gives each flow its own queue with early signals, as `fq-codel` does for a whole port. The
+    /// flows are those of a VM with `fair-share`, and those of a queue with `wfq`. If frames exceed
+    /// a limit of the VM or queue, its largest flow loses its first frame. Default false: the
+    /// frames of a VM or queue leave in the order of arrival.
     #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
     pub flows: bool,
 }
@@ -96,12 +97,12 @@ impl Queue {
         if !self.flows {
             return;
         }
-        if egress != Egress::FairShare {
-            let problem = "only the VMs at a `fair-share` output have flow queues of their own";
-            let remedy = "remove `flows`; set egress = \"fair-share\", or egress = \"fq-codel\" \
-                          for flow queues of the whole port";
+        if !matches!(egress, Egress::FairShare | Egress::Wfq) {
+            let problem = "`flows` is only for outputs with `fair-share` or `wfq`";
+            let remedy = "remove `flows`; egress = \"fq-codel\" alone gives each flow of the port \
+                          its own queue";
             report.at(object, "queue.flows", problem, remedy);
-        } else if self.excess == Some(Excess::Hold) {
+        } else if self.excess == Some(Excess::Hold) && egress == Egress::FairShare {
             let problem = "with `flows`, no frame stays in a sender's ring, because frames in a \
                            ring have a single order";
             report.at(object, "queue.excess", problem, "remove `excess` or `flows`");
@@ -148,10 +149,10 @@ pub(super) fn terms(
         Egress::Fifo => Order::Fifo,
     };
     let is_limited = paced == Paced::Limited && order == Order::Fifo;
-    let limited = is_limited || matches!(order, Order::FairShare | Order::FqCodel);
-    let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let queue = queue.unwrap_or_default();
-    let flows = queue.flows && order == Order::FairShare;
+    let flows = queue.flows && order.is_shared();
+    let limited = is_limited || flows || matches!(order, Order::FairShare | Order::FqCodel);
+    let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let wait_us = queue.wait_us.unwrap_or(match paced {
         _ if flows || matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
         Paced::Shaped(_) => 1_000_000,

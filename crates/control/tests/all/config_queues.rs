@@ -77,7 +77,7 @@ fn flow_queues() {
     appended(FLOW_QUEUES);
 }
 
-const FLOW_QUEUES_OF_VMS: &[Case] = &[
+const FLOW_QUEUES_WITHIN: &[Case] = &[
     (
         r#"[[port]]
 name = "up"
@@ -87,9 +87,8 @@ egress = "fq-codel"
 link = "100M"
 queue = { flows = true }
 "#,
-        &["7:19: port \"up\": only the VMs at a `fair-share` output have flow queues of their \
-             own; remove `flows`; set egress = \"fair-share\", or egress = \"fq-codel\" for flow \
-             queues of the whole port"],
+        &["7:19: port \"up\": `flows` is only for outputs with `fair-share` or `wfq`; remove \
+             `flows`; egress = \"fq-codel\" alone gives each flow of the port its own queue"],
     ),
     (
         r#"[[port]]
@@ -116,7 +115,7 @@ queue = { flows = true, excess = "drop", wait_us = 100000 }
 name = "up2"
 tap.interface = "up1"
 vlan = 100
-egress = "fair-share"
+egress = "wfq"
 link = "100M"
 queue = { flows = true }
 "#,
@@ -125,8 +124,8 @@ queue = { flows = true }
 ];
 
 #[test]
-fn only_vms_at_an_output_with_shares_have_flow_queues_of_their_own() {
-    appended(FLOW_QUEUES_OF_VMS);
+fn only_outputs_with_shares_have_flow_queues_within() {
+    appended(FLOW_QUEUES_WITHIN);
 }
 
 const SHAPED: &[Case] = &[(

@@ -1,19 +1,20 @@
-//! An output with order `fq-codel` has a queue for each flow ([`penstock_qos::flow_queues`]). An
-//! output with order `fair-share` can have them for each VM ([`penstock_qos::fair_share`]).
+//! An output with order `fq-codel` has a queue for each flow ([`penstock_qos::flow_queues`]). Each
+//! VM at an output with order `fair-share`, and each queue of an output with order `wfq`, can have
+//! flow queues, too.
 //!
 //! # Approach
 //!
-//! The flow of a frame is the classifier's hash of its addresses and ports. With `fq-codel`, the
-//! number of the sending port is mixed in. The classifier's seed is secret, so a VM cannot choose
-//! the queue of another flow. CoDel signals with a departing frame of a flow that waits too long,
-//! whether the output waits for a rate limit, for its link or for the receiver.
+//! The flow of a frame is the classifier's hash of its addresses and ports. If several VMs use the
+//! flow queues, the number of the sending port is mixed in. The classifier's seed is secret, so a
+//! VM cannot choose the queue of another flow. CoDel signals with a departing frame of a flow that
+//! waits too long, whether the output waits for a rate limit, for its link or for the receiver.
 //!
 //! A sender of L4S (RFC 9331) reacts little to one mark, and expects a mark on each frame that
 //! waits for longer than about a millisecond. RFC 9330 describes such marks for outputs with a
 //! queue for each flow. A frame behind which no frame of its flow waits gets no mark.
 //!
 //! If there is no room, a flow with many waiting bytes loses its first frame, and the new frame is
-//! accepted. With `fair-share`, the flow is one of the same VM. A new frame removes frames of at
+//! accepted. The flow is one of the same VM or of the same queue. A new frame removes frames of at
 //! most its own length and one more frame. If another output needs the memory, the new frame is
 //! refused instead.
 
@@ -33,8 +34,9 @@ pub(super) const SEGMENT_TIME: Nanos = Nanos::from_millis(1);
 /// about the same wait.
 const L4S_TARGET: Nanos = Nanos::from_millis(1);
 
-/// Number of queues for the flows of a VM at a `fair-share` output. They take 28 KiB.
-pub(super) const FLOWS_OF_VM: u32 = 256;
+/// Number of queues for the flows of a VM at a `fair-share` output, or of a queue of a `wfq`
+/// output. They take 28 KiB.
+pub(super) const FLOWS_WITHIN: u32 = 256;
 /// Maximum number of VMs with frames at a `fair-share` output that have flow queues at a time. The
 /// frames of further VMs wait in one queue for each VM.
 pub(super) const VMS_WITH_FLOWS: usize = 128;
@@ -51,7 +53,7 @@ pub(super) struct Flows {
 
 /// Returns the hash of a frame's flow. Flows of different ports differ, even with the same
 /// addresses.
-fn flow_of(frame: &Stored) -> u32 {
+pub(super) fn flow_of(frame: &Stored) -> u32 {
     frame.hash.wrapping_add(u32::from(frame.source).wrapping_mul(SPREAD))
 }
 

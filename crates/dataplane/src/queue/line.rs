@@ -83,11 +83,12 @@ impl Line {
         }
     }
 
-    /// Whether each flow of the output, or of each of its senders, has its own queue.
+    /// Whether each flow of the output, or of each sender or queue, has its own queue.
     pub(super) fn has_flows(&self) -> bool {
         match self {
-            Self::Fifo(_) | Self::Wfq(_) => false,
+            Self::Fifo(_) => false,
             Self::Fair(fair) => fair.flows,
+            Self::Wfq(lanes) => lanes.has_flows(),
             Self::Flows(_) => true,
         }
     }
@@ -118,7 +119,7 @@ impl Line {
         match self {
             Self::Fifo(_) => false,
             Self::Fair(_) | Self::Flows(_) => true,
-            Self::Wfq(lanes) => lanes.has_ceiling(class.queue),
+            Self::Wfq(lanes) => lanes.signals_early(class.queue),
         }
     }
 
@@ -172,12 +173,14 @@ impl Line {
     }
 
     /// Removes and returns a frame of the flow with the most waiting bytes, which makes room for
-    /// another frame of `source`. With fair shares, the flow is one of `source`. Returns `None` if
-    /// the output has no flow queues, or if no such frame waits.
-    pub(super) fn evict(&mut self, source: u16) -> Option<Stored> {
+    /// another frame of `source` and `class`. With fair shares, the flow is one of `source`, and
+    /// with several queues, one in the queue of `class`. Returns `None` if the output has no flow
+    /// queues, or if no such frame waits.
+    pub(super) fn evict(&mut self, (source, class): (&Source, Class)) -> Option<Stored> {
         match self {
-            Self::Fair(fair) if fair.flows => fair.share.evict(source.into()),
-            Self::Fifo(_) | Self::Fair(_) | Self::Wfq(_) => None,
+            Self::Fair(fair) if fair.flows => fair.share.evict(source.port.into()),
+            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Wfq(lanes) => lanes.evict(class),
             Self::Flows(flows) => flows.evict(),
         }
     }
@@ -390,7 +393,7 @@ impl Fair {
         let flows = terms.flows && terms.bound.excess == Excess::Drop;
         let tables = if flows { ports.min(flows::VMS_WITH_FLOWS) } else { 0 };
         Self {
-            share: FairShare::with_flows(capacity, tables, flows::FLOWS_OF_VM),
+            share: FairShare::with_flows(capacity, tables, flows::FLOWS_WITHIN),
             frames: terms.frames,
             bound: terms.bound,
             flows,

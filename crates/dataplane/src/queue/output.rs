@@ -271,7 +271,7 @@ impl OutputQueue {
             if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
-            let frees = self.evict(memory, (source.port, lens.1), lost);
+            let frees = self.evict(memory, (source, class), lens.1, lost);
             evicted += frees.ok_or(Refused::Full)?;
         }
         if self.is_idle() {
@@ -304,21 +304,22 @@ impl OutputQueue {
         Ok(frame)
     }
 
-    /// Removes a waiting frame, to make room for a frame of `source` with `wire` bytes on a link.
-    /// Returns the bytes of the removed frame on a link. Returns `None` if the output's order
-    /// removes no waiting frames for others, if no frame waits, or if the new frame finds no room
-    /// at all.
+    /// Removes a waiting frame, to make room for a frame of `source` and `class` with `wire` bytes
+    /// on a link. Returns the bytes of the removed frame on a link. Returns `None` if the output's
+    /// order removes no waiting frames for others, if no frame waits, or if the new frame finds no
+    /// room at all.
     #[cold]
     fn evict(
         &mut self,
         memory: &mut Memory<'_>,
-        (source, wire): (u16, u32),
+        of: (&Source, Class),
+        wire: u32,
         lost: &mut impl FnMut(u16, DropReason),
     ) -> Option<u32> {
         if u64::from(wire) > self.terms.bound.bytes {
             return None;
         }
-        let frame = self.line.evict(source)?;
+        let frame = self.line.evict(of)?;
         let reason = match self.limited_by() {
             None | Some(Policed::Pass) => DropReason::QueueFull,
             Some(Policed::AboveVm) => DropReason::ReceiveLimit,
@@ -604,6 +605,10 @@ impl OutputQueue {
         now: Nanos,
     ) -> bool {
         match &mut self.line {
+            Line::Wfq(lanes) if lanes.has_flows() => {
+                let time = time_of(&self.pacer, self.limit.as_ref(), frame.size);
+                lanes.flow_signals(frame, (waited, time), now)
+            }
             Line::Wfq(lanes) => lanes.signals(frame, waited, now),
             Line::Fair(fair) if fair.has_flows() => {
                 let time = time_of(&self.pacer, self.limit.as_ref(), frame.size);

@@ -16,15 +16,16 @@ fn flow_queues(mbps: u64, bytes: u64) -> Bench {
 
 proptest! {
     /// Checks that an output with flow queues sends or reports each frame once, sends the frames of
-    /// a flow in order, and frees all memory. If `shared` is true, each VM has its own flow queues.
+    /// a flow in order, and frees all memory. The flow queues are those of the output, of each VM
+    /// or of each code point.
     #[test]
     fn flow_queues_lose_no_frame_and_no_buffer(
         steps in proptest::collection::vec(step(), 1..120),
         own in any::<bool>(),
-        shared in any::<bool>(),
+        order in 0..3_usize,
     ) {
-        let order = if shared { Order::FairShare } else { Order::FqCodel };
-        let terms = QueueTerms { flows: shared, ..terms(order, Excess::Drop) };
+        let order = [Order::FqCodel, Order::FairShare, Order::Wfq][order];
+        let terms = QueueTerms { flows: true, ..terms(order, Excess::Drop) };
         let mut bench = Bench::new(terms, own, false);
         let (all, mut last) = (bench.free(), BTreeMap::new());
         let (mut came, mut lost, mut sent) = (0, 0, 0);
@@ -65,7 +66,7 @@ proptest! {
                     }
                 }
                 Step::Leave(port) => queue.forget(memory, port, |_| {
-                    assert!(shared, "the frames belong to the receiver");
+                    assert_eq!(order, Order::FairShare, "the frames belong to the receiver");
                     lost += 1;
                 }),
                 Step::Weigh(_) => {}

@@ -1,5 +1,5 @@
-//! These tests check fair-share outputs at which each flow of a VM has its own queue: shares hold,
-//! sparse flows of a VM wait briefly, and a VM with many flows takes nothing from others.
+//! These tests check outputs at which each flow of a VM, or of a code point, has its own queue:
+//! shares hold, sparse flows wait briefly, and a VM with many flows takes nothing from others.
 
 use super::*;
 
@@ -140,4 +140,48 @@ fn a_vm_has_no_more_frames_than_its_limits_and_takes_no_room_from_others() {
             assert_eq!(come(&mut bench, (2, hash(number, 7)), len, 0), (true, vec![]));
         }
     }
+}
+
+#[test]
+fn a_queue_by_code_point_has_a_queue_for_each_flow() {
+    const OTHER: u32 = 1 << 31;
+    let bound = Bound { bytes: 20_000, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let of_queue = QueueTerms { bound, flows: true, ..terms(Order::Wfq, Excess::Drop) };
+    let mut bench = Bench::new(of_queue, false, false);
+    bench.store = FrameStore::new(2_000);
+    // Each frame takes 1,024 bytes on a link. Port 1 has a code point with a queue of its own.
+    for port in [1, 2] {
+        for _ in 0..19 {
+            assert_eq!(come(&mut bench, (port, 0), 1_000, 0), (true, vec![]));
+        }
+    }
+    // The flow uses the quantum of a new flow.
+    let go = |bench: &mut Bench| {
+        bench.now += Nanos::from_millis(1);
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        let lost = &mut |_: u16, _: DropReason| unreachable!("the wait is short");
+        bench.queue.load(memory, &mut Batch::new(), (5, 1), bench.now, lost);
+        let sent = bench.queue.sending()[0];
+        bench.queue.sent(memory);
+        (sent.source, sent.hash)
+    };
+    (0..8).for_each(|_| assert_eq!(go(&mut bench).1, 0));
+    let before = bench.queue.len();
+    let mut lost = Vec::new();
+    while lost.is_empty() {
+        let (accepted, now_lost) = come(&mut bench, (1, OTHER), 1_000, 0);
+        assert!(accepted);
+        lost = now_lost;
+    }
+    assert_eq!(lost, [1]);
+    assert!(bench.queue.len() > before);
+    let mut order = Vec::new();
+    while !bench.queue.is_empty() {
+        order.push(go(&mut bench));
+    }
+    let first = order.iter().find(|(port, _)| *port == 1);
+    assert_eq!(first, Some(&(1, OTHER)), "{order:?}");
+    let counters = bench.queue.lane_counters().expect("the output has classes");
+    let read = [1, 2].map(|queue| counters.read(queue));
+    assert_eq!(read.map(|lane| (lane.drops, lane.backlog_frames)), [(1, 0), (0, 0)]);
 }

@@ -45,6 +45,8 @@
 //!   searches all queues for the largest one.
 //! - RFC 8290 drops up to 64 frames of the largest flow at once. Here the caller decides how many
 //!   frames leave. An eviction does not change the state of CoDel.
+//! - RFC 8290 has one set of queues for an output. An output that tenants share has a set for each
+//!   VM or class, so that no part depends on a number of flows.
 //! - Linux compares the bytes of all flows with the longest frame before a signal. Here only the
 //!   bytes of the flow itself count, because a flow without a backlog cannot become slower.
 //!

@@ -40,7 +40,7 @@ impl Flow {
     }
 }
 
-/// The queues of flows, and their turns. The frames are in a [`Pool`] of the caller, which may
+/// The queues of flows, and their turns. The frames are in an array of the caller, which may
 /// contain frames of other queues.
 #[derive(Clone, Debug)]
 pub struct FlowTable {

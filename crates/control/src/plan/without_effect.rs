@@ -74,8 +74,8 @@ fn wait(port: &Port) -> Option<String> {
 fn flows(port: &Port) -> Option<String> {
     let flows = port.queue.is_some_and(|queue| queue.flows) && port.link.is_none();
     flows.then(|| {
-        "`queue.flows` has no effect while the port accepts frames: without a rate, frames wait in \
-         the NIC or in the VMs' rings; add `link`, the rate of the port's link"
+        "`queue.flows` has no effect while the port accepts frames, which then wait in the NIC or \
+         in rings; add `link`, the rate of the port's link"
             .to_owned()
     })
 }
@@ -134,9 +134,8 @@ mod tests {
     fn flow_queues_of_vms_without_a_rate_are_warned_of() {
         assert_eq!(
             warned("egress = \"fair-share\"\nqueue = { flows = true }"),
-            ["port vm1: `queue.flows` has no effect while the port accepts frames: without a \
-              rate, frames wait in the NIC or in the VMs' rings; add `link`, the rate of the \
-              port's link"]
+            ["port vm1: `queue.flows` has no effect while the port accepts frames, which then \
+              wait in the NIC or in rings; add `link`, the rate of the port's link"]
         );
     }
 

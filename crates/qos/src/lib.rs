@@ -39,5 +39,6 @@ pub mod wfq;
 pub mod wheel;
 
 mod bucket;
+mod frame_pool;
 mod frame_sizes;
 mod heap;

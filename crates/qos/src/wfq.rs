@@ -24,6 +24,10 @@
 //! frame of the first one leaves. Both lines together are one client of EEVDF and share the
 //! ceiling.
 //!
+//! With [`Wfq::with_flows`], each flow of a queue has its own queue ([`crate::flow_queues`]). The
+//! flows of a queue take turns, and only the frames of each flow stay in order. The second line has
+//! no flow queues.
+//!
 //! The *error* of a discipline is the difference between the bytes that a queue sent and the
 //! queue's share. The `wfq` discipline is EEVDF for the following reasons:
 //!
@@ -59,13 +63,15 @@
 //! # Cost
 //!
 //! Sending a frame takes one decision among at most 64 queues, and one entry of the frame table.
+//! With flow queues, it also takes a turn among the flows of a queue.
 //! The discipline allocates no memory after its construction.
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use crate::discipline::Discipline;
 use crate::eevdf::Eevdf;
-use crate::fair_share::queue::{Pool, Queue};
+use crate::flow_queues::{FlowTable, Line};
+use crate::frame_pool::{Pool, Queue};
 
 /// Maximum number of queues of an output.
 pub const QUEUES_MAX: usize = 64;
@@ -154,6 +160,8 @@ struct Lane {
     ahead: Queue,
     /// Bytes of the frames that have passed since the last other frame left.
     passed: u32,
+    /// Bytes of the next frames for which the queue's weight is not charged ([`Wfq::not_sent`]).
+    credit: u32,
     weight: Weight,
     depth: Depth,
     ceiling: Option<Ceiling>,
@@ -173,8 +181,13 @@ impl Lane {
         if ahead { &self.ahead } else { &self.frames }
     }
 
-    const fn line_mut(&mut self, ahead: bool) -> &mut Queue {
-        if ahead { &mut self.ahead } else { &mut self.frames }
+    /// Returns the frames of a line. The queues of the flows are in `flows`, if they have queues.
+    fn frames_in<'a>(&'a mut self, ahead: bool, flows: Option<&'a mut FlowTable>) -> Line<'a> {
+        if ahead {
+            Line { queue: &mut self.ahead, flows: None }
+        } else {
+            Line { queue: &mut self.frames, flows }
+        }
     }
 
     /// Returns the time until which the queue must wait because of its ceiling. Returns `None` if
@@ -189,6 +202,8 @@ impl Lane {
 pub struct Wfq<T> {
     lanes: Box<[Lane]>,
     pool: Pool<T>,
+    /// Flow queues of each queue. The slice is empty without flow queues.
+    flows: Box<[FlowTable]>,
     eevdf: Eevdf,
     /// Number of frames that wait in all queues. The field `places` is the number of entries of the
     /// frame table.
@@ -203,11 +218,19 @@ impl<T: Copy + Default> Wfq<T> {
     /// depth `depth`. At most `frames` frames can wait in all queues together.
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
+        Self::with_flows(queues, frames, depth, 0)
+    }
+
+    /// Returns an output as [`Self::new`] does. If `flows` is not 0, each queue of the output has
+    /// as many queues for its flows.
+    #[must_use]
+    pub fn with_flows(queues: usize, frames: u32, depth: Depth, flows: u32) -> Self {
         let queues = queues.min(QUEUES_MAX);
         let lane = Lane {
             frames: Queue::EMPTY,
             ahead: Queue::EMPTY,
             passed: 0,
+            credit: 0,
             weight: Weight::ONE,
             depth,
             ceiling: None,
@@ -215,7 +238,9 @@ impl<T: Copy + Default> Wfq<T> {
         let mut eevdf = Eevdf::new(queues);
         (0..queues).for_each(|queue| eevdf.join(queue, Weight::ONE));
         let (lanes, pool) = (vec![lane; queues].into_boxed_slice(), Pool::new(frames));
-        Self { lanes, pool, eevdf, len: 0, places: frames, paused: 0 }
+        let tables = if flows > 0 { queues } else { 0 };
+        let flows = vec![FlowTable::new(flows); tables].into_boxed_slice();
+        Self { lanes, pool, flows, eevdf, len: 0, places: frames, paused: 0 }
     }
 
     /// Number of frames that wait in all queues.
@@ -285,12 +310,33 @@ impl<T: Copy + Default> Wfq<T> {
         self.lanes.get(queue).is_some_and(|lane| lane.until(now).is_some())
     }
 
-    /// Takes a frame of `bytes` bytes, which [`Self::next`] returned, off the ceiling of its queue
-    /// again, because the caller drops the frame instead of sending it.
+    /// Gives a queue back `bytes` bytes of a frame that [`Self::next`] returned, because the caller
+    /// does not send them. The bytes count neither for the queue's ceiling nor for its weight.
     pub fn not_sent(&mut self, queue: usize, bytes: u32) {
-        if let Some(ceiling) = self.lanes.get_mut(queue).and_then(|lane| lane.ceiling.as_mut()) {
+        let Some(lane) = self.lanes.get_mut(queue) else { return };
+        lane.credit = lane.credit.saturating_add(bytes);
+        if let Some(ceiling) = &mut lane.ceiling {
             ceiling.came_back(bytes);
         }
+    }
+
+    /// Returns the flow queues of a queue. Returns `None` if the output has no flow queues.
+    pub fn flow_table(&mut self, queue: usize) -> Option<&mut FlowTable> {
+        self.flows.get_mut(queue)
+    }
+
+    /// Removes and returns the first frame of a queue's flow with many waiting bytes: at least half
+    /// as many as any other flow of the queue. Returns `None` if the output has no flow queues, or
+    /// if no frame waits in them.
+    pub fn evict(&mut self, queue: usize) -> Option<T> {
+        let lane = self.lanes.get_mut(queue)?;
+        let frame = lane.frames_in(false, self.flows.get_mut(queue)).evict(&mut self.pool)?;
+        self.len -= 1;
+        if lane.is_empty() {
+            self.eevdf.drained(queue);
+            self.paused &= !(1 << queue);
+        }
+        Some(frame.item)
     }
 
     /// Returns the earliest time at which a queue that waits because of its ceiling may send.
@@ -305,11 +351,13 @@ impl<T: Copy + Default> Wfq<T> {
     #[cold]
     fn resume(&mut self, now: Nanos) {
         for queue in bits(self.paused) {
-            let lane = &self.lanes[queue];
+            let lane = &mut self.lanes[queue];
             if lane.until(now).is_none() {
                 self.paused &= !(1 << queue);
-                if let Some(head) = self.pool.head(lane.line(lane.is_ahead_next())) {
-                    self.eevdf.backlogged(queue, head.bytes);
+                let ahead = lane.is_ahead_next();
+                let mut line = lane.frames_in(ahead, self.flows.get_mut(queue));
+                if let Some(head) = line.head(&self.pool) {
+                    self.eevdf.backlogged(queue, head);
                 }
             }
         }
@@ -333,21 +381,22 @@ impl<T: Copy + Default> Wfq<T> {
     /// Offers a frame to a queue at the time `now`. The argument `bytes` is the frame's length on
     /// the link, which counts for weights, ceilings and depths. If `ahead` is true, the frame need
     /// not wait behind the frames of its queue for which `ahead` is false. Frames of the same kind
-    /// keep their order.
+    /// keep their order. If the output has flow queues, `flow` is the hash of the frame's flow.
     ///
     /// # Errors
     /// Returns the limit because of which the frame was refused.
     pub fn offer(
         &mut self,
         (queue, ahead): (usize, bool),
-        item: T,
-        bytes: u32,
+        flow: u32,
+        (item, bytes): (T, u32),
         now: Nanos,
     ) -> Result<(), Full> {
         self.room((queue, ahead), bytes)?;
         let lane = &mut self.lanes[queue];
         let first = lane.is_empty();
-        self.pool.push(lane.line_mut(ahead), item, bytes, now);
+        let mut line = lane.frames_in(ahead, self.flows.get_mut(queue));
+        line.push(&mut self.pool, flow, (item, bytes), now);
         self.len += 1;
         if first && lane.until(now).is_some() {
             self.paused |= 1 << queue;
@@ -368,14 +417,17 @@ impl<T: Copy + Default> Wfq<T> {
             let queue = self.eevdf.pick()?;
             let lane = self.lanes.get_mut(queue)?;
             let ahead = lane.is_ahead_next();
-            let frame = self.pool.pop(lane.line_mut(ahead))?;
+            let frame = lane.frames_in(ahead, self.flows.get_mut(queue)).pop(&mut self.pool)?;
             self.len -= 1;
             lane.passed = if ahead { lane.passed.saturating_add(frame.bytes) } else { 0 };
-            let head = self.pool.head(lane.line(lane.is_ahead_next())).map(|frame| frame.bytes);
+            let ahead = lane.is_ahead_next();
+            let head = lane.frames_in(ahead, self.flows.get_mut(queue)).head(&self.pool);
             let waited = now.saturating_sub(frame.since);
             let late = waited > lane.depth.wait;
             if !late {
-                self.eevdf.charge(queue, frame.bytes, head.unwrap_or(0));
+                let free = lane.credit.min(frame.bytes);
+                lane.credit -= free;
+                self.eevdf.charge(queue, frame.bytes - free, head.unwrap_or(0));
                 if let Some(ceiling) = &mut lane.ceiling {
                     ceiling.went(frame.bytes, now);
                 }
@@ -433,8 +485,8 @@ mod tests {
     fn a_queue_keeps_its_order_and_its_share() {
         let mut wfq = queues(&[1, 3]);
         for n in 0..8 {
-            wfq.offer((0, false), n, 1_000, Nanos(0)).unwrap();
-            wfq.offer((1, false), n, 1_000, Nanos(0)).unwrap();
+            wfq.offer((0, false), 0, (n, 1_000), Nanos(0)).unwrap();
+            wfq.offer((1, false), 0, (n, 1_000), Nanos(0)).unwrap();
         }
         assert_eq!((wfq.len(), wfq.backlog(1)), (16, (8, 8_000)));
         let all: Vec<_> = (0..16).map(|_| go(&mut wfq).unwrap()).collect();
@@ -450,8 +502,8 @@ mod tests {
     #[test]
     fn frames_that_pass_take_turns_with_the_others_and_keep_their_order() {
         let mut wfq = queues(&[1]);
-        (0..4).for_each(|n| wfq.offer((0, false), n, 1_500, Nanos(0)).unwrap());
-        (100..140).for_each(|n| wfq.offer((0, true), n, 90, Nanos(0)).unwrap());
+        (0..4).for_each(|n| wfq.offer((0, false), 0, (n, 1_500), Nanos(0)).unwrap());
+        (100..140).for_each(|n| wfq.offer((0, true), 0, (n, 90), Nanos(0)).unwrap());
         assert_eq!(wfq.backlog(0), (44, 9_600));
         let all: Vec<u32> = std::iter::from_fn(|| go(&mut wfq)).map(|(_, n)| n).collect();
         // 18 frames of 90 bytes have more than a turn.
@@ -464,19 +516,19 @@ mod tests {
     #[test]
     fn frames_that_pass_have_a_bound_of_their_own_and_share_weight_and_ceiling() {
         let mut wfq = queues(&[1, 1]);
-        wfq.offer((0, false), 0, 10_000, Nanos(0)).unwrap();
-        assert_eq!(wfq.offer((0, false), 1, 64, Nanos(0)), Err(Full::Bytes));
-        assert_eq!(wfq.offer((0, true), 2, 64, Nanos(0)), Ok(()), "data leaves room");
+        wfq.offer((0, false), 0, (0, 10_000), Nanos(0)).unwrap();
+        assert_eq!(wfq.offer((0, false), 0, (1, 64), Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((0, true), 0, (2, 64), Nanos(0)), Ok(()), "data leaves room");
         assert_eq!(wfq.room((0, true), 10_000), Err(Full::Bytes));
-        assert_eq!(wfq.offer((2, true), 3, 64, Nanos(0)), Err(Full::Nowhere));
+        assert_eq!(wfq.offer((2, true), 0, (3, 64), Nanos(0)), Err(Full::Nowhere));
 
         // Queue 0 has both lines, and queue 1 has one. Both queues send the same bytes.
         let mut wfq = queues(&[1, 1]);
         let mut sent = [0; 2];
         for _ in 0..2_000 {
-            let _ = wfq.offer((0, false), 0, 1_500, Nanos(0));
-            let _ = wfq.offer((0, true), 1, 100, Nanos(0));
-            let _ = wfq.offer((1, false), 2, 1_500, Nanos(0));
+            let _ = wfq.offer((0, false), 0, (0, 1_500), Nanos(0));
+            let _ = wfq.offer((0, true), 0, (1, 100), Nanos(0));
+            let _ = wfq.offer((1, false), 0, (2, 1_500), Nanos(0));
             let gone = wfq.next(Nanos(0), |_, _| unreachable!()).unwrap();
             sent[gone.queue] += gone.bytes;
         }
@@ -486,7 +538,7 @@ mod tests {
         let mut wfq = Wfq::new(1, 400, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
         assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);
-        (0..100_u32).for_each(|n| wfq.offer((0, true), n, 1_000, now).unwrap());
+        (0..100_u32).for_each(|n| wfq.offer((0, true), 0, (n, 1_000), now).unwrap());
         assert_eq!(std::iter::from_fn(|| wfq.next(now, |_, _| {})).count(), 51);
         assert_eq!(wfq.wake(), Some(now + Nanos::from_millis(1)));
         assert!(wfq.next(now + Nanos::from_millis(1), |_, _| {}).is_some());
@@ -495,12 +547,16 @@ mod tests {
     #[test]
     fn a_frame_too_many_or_too_late_is_not_sent() {
         let mut wfq = queues(&[1, 1]);
-        assert_eq!(wfq.offer((2, false), 0, 64, Nanos(0)), Err(Full::Nowhere));
-        assert_eq!(wfq.offer((0, false), 1, 60_000, Nanos(0)), Ok(()), "an empty queue takes any");
-        assert_eq!(wfq.offer((0, false), 2, 64, Nanos(0)), Err(Full::Bytes));
-        assert_eq!(wfq.offer((1, false), 3, 6_000, Nanos(500)), Ok(()));
-        assert_eq!(wfq.offer((1, false), 4, 4_000, Nanos(1_200)), Ok(()));
-        assert_eq!(wfq.offer((1, false), 5, 1, Nanos(1_200)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((2, false), 0, (0, 64), Nanos(0)), Err(Full::Nowhere));
+        assert_eq!(
+            wfq.offer((0, false), 0, (1, 60_000), Nanos(0)),
+            Ok(()),
+            "an empty queue takes any"
+        );
+        assert_eq!(wfq.offer((0, false), 0, (2, 64), Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((1, false), 0, (3, 6_000), Nanos(500)), Ok(()));
+        assert_eq!(wfq.offer((1, false), 0, (4, 4_000), Nanos(1_200)), Ok(()));
+        assert_eq!(wfq.offer((1, false), 0, (5, 1), Nanos(1_200)), Err(Full::Bytes));
         let mut late = Vec::new();
         let mut next = |wfq: &mut Wfq<u32>, now| {
             let mut lost = |queue, item| late.push((queue, item));
@@ -511,15 +567,17 @@ mod tests {
         late.sort_unstable();
         assert_eq!(late, [(0, 1), (1, 3)]);
         assert!(wfq.set_depth(0, Depth { bytes: 100, ..DEPTH }) && !wfq.set_depth(2, DEPTH));
-        assert_eq!(wfq.offer((0, false), 6, 64, Nanos(0)), Ok(()));
-        assert_eq!(wfq.offer((0, false), 7, 64, Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer((0, false), 0, (6, 64), Nanos(0)), Ok(()));
+        assert_eq!(wfq.offer((0, false), 0, (7, 64), Nanos(0)), Err(Full::Bytes));
     }
 
     #[test]
     fn a_flood_in_one_queue_leaves_places_to_the_others() {
         let mut wfq = queues(&[1, 1, 1]);
         let fill = |wfq: &mut Wfq<u32>, queue| {
-            (0..1_000).take_while(|n| wfq.offer((queue, false), *n, 1, Nanos(0)).is_ok()).count()
+            (0..1_000)
+                .take_while(|n| wfq.offer((queue, false), 0, (*n, 1), Nanos(0)).is_ok())
+                .count()
         };
         assert_eq!(fill(&mut wfq, 0), 50);
         assert_eq!(fill(&mut wfq, 1), 25);
@@ -535,7 +593,7 @@ mod tests {
         for n in 0..4_000 {
             for (queue, offered) in offered.iter_mut().enumerate() {
                 while wfq.backlog(queue).0 < 8 {
-                    wfq.offer((queue, false), *offered, 1_000, Nanos(0)).unwrap();
+                    wfq.offer((queue, false), 0, (*offered, 1_000), Nanos(0)).unwrap();
                     *offered += 1;
                 }
             }
@@ -564,7 +622,7 @@ mod tests {
         for now in (0..1_000).map(Nanos::from_millis) {
             for (queue, offered) in offered.iter_mut().enumerate() {
                 while wfq.backlog(queue).0 < 8 {
-                    wfq.offer((queue, false), *offered, 1_000, now).unwrap();
+                    wfq.offer((queue, false), 0, (*offered, 1_000), now).unwrap();
                     *offered += 1;
                 }
             }
@@ -586,7 +644,7 @@ mod tests {
         let mut wfq = Wfq::new(1, 200, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
         assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
         let now = Nanos::from_secs(1);
-        (0..80_u32).for_each(|n| wfq.offer((0, false), n, 1_000, now).unwrap());
+        (0..80_u32).for_each(|n| wfq.offer((0, false), 0, (n, 1_000), now).unwrap());
         let burst = std::iter::from_fn(|| wfq.next(now, |_, _| {})).count();
         assert_eq!(burst, 51, "50 that had time, and one ahead");
         let wake = wfq.wake().unwrap();
@@ -598,5 +656,48 @@ mod tests {
         let rest: Vec<_> = std::iter::from_fn(|| wfq.next(wake, |_, _| {})).collect();
         assert_eq!(rest.iter().map(|d| d.item).collect::<Vec<_>>(), (52..80).collect::<Vec<_>>());
         assert_eq!((wfq.wake(), wfq.is_empty()), (None, true));
+    }
+
+    #[test]
+    fn the_flows_of_a_queue_take_turns_and_change_no_share() {
+        let depth = Depth { bytes: 100_000, ..DEPTH };
+        let (mut wfq, mut sent) = (Wfq::with_flows(2, 200, depth, 8), [0_u64; 2]);
+        let add = |wfq: &mut Wfq<u32>, queue, flow: u32| {
+            wfq.offer((queue, false), flow << 29, (flow, 1_000), Nanos(0)).unwrap();
+        };
+        assert!(wfq.set_weight(0, weight(3)));
+        for step in 0..8_000 {
+            while wfq.backlog(0).0 < 20 {
+                add(&mut wfq, 0, 1);
+            }
+            while wfq.backlog(1).0 < 20 {
+                (1..8).for_each(|flow| add(&mut wfq, 1, flow));
+            }
+            let next = wfq.next(Nanos(0), |_, _| unreachable!("no wait is too long")).unwrap();
+            if next.queue == 0 && step % 3 == 0 {
+                wfq.not_sent(0, next.bytes);
+            } else {
+                sent[next.queue] += 1;
+            }
+        }
+        assert!(sent[0].abs_diff(3 * sent[1]) <= 30, "{sent:?}");
+        // A new flow goes before the other flows of its queue.
+        add(&mut wfq, 1, 0);
+        let mut rest = core::iter::from_fn(|| wfq.next(Nanos(0), |_, _| unreachable!("the same")));
+        assert_eq!(rest.find(|next| next.queue == 1).map(|next| next.item), Some(0));
+    }
+
+    #[test]
+    fn a_queue_loses_frames_of_its_largest_flow() {
+        let mut wfq = Wfq::with_flows(2, 200, DEPTH, 8);
+        for (queue, flow) in [(0, 1), (0, 1), (0, 2), (1, 3)] {
+            wfq.offer((queue, false), flow << 29, (flow, 1_000), Nanos(0)).unwrap();
+        }
+        assert_eq!((wfq.evict(0), wfq.backlog(0), wfq.len()), (Some(1), (2, 2_000), 3));
+        // The queue without frames has no turn.
+        assert_eq!((wfq.evict(1), wfq.evict(1), wfq.evict(2)), (Some(3), None, None));
+        let rest = core::iter::from_fn(|| wfq.next(Nanos(0), |_, _| unreachable!("no wait")));
+        assert_eq!(rest.map(|next| next.queue).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(queues(&[1]).evict(0), None, "without flow queues");
     }
 }

@@ -40,16 +40,16 @@ pub enum Excess {
 )]
 pub struct Queue {
     /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 8388608 for each
-    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, for a port with `fq-codel`,
-    /// and for a port with a limit `receive` without a burst.
+    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, for a port with `fq-codel` or
+    /// `flows`, and for a port with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: Option<u64>,
     /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
     /// longer than `wait_us`, the switch drops the oldest frame (`excess = "drop"`). With
     /// `excess = "hold"`, the wait has no limit. The default wait is 10000 µs. The default is
-    /// 1000000 µs for a port with `wfq`, `fq-codel` or `shape.receive`, and 200000 µs for a port
-    /// with a limit `receive` without a burst.
+    /// 1000000 µs for a port with `wfq`, `fq-codel`, `flows` or `shape.receive`, and 200000 µs for
+    /// a port with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
@@ -58,15 +58,21 @@ pub struct Queue {
     /// are free. Default 4096.
     #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
-    /// Treatment of frames for which the queue has no room. `hold` needs `fair-share`. The default
-    /// treatment is `hold` for `egress = "fair-share"`, and `drop` for other ports.
+    /// Treatment of frames for which the queue has no room. `hold` needs `fair-share` without
+    /// `flows`, and is the default there. For other ports, the default treatment is `drop`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
+    /// Gives each flow its own queue with early signals, as `fq-codel` does for a whole port. The
+    /// flows are those of a VM with `fair-share`, and those of a queue with `wfq`. If frames exceed
+    /// a limit of the VM or queue, its largest flow loses its first frame. Default false: the
+    /// frames of a VM or queue leave in the order of arrival.
+    #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
+    pub flows: bool,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { bytes: None, wait_us: None, frames: 4_096, excess: None }
+        Self { bytes: None, wait_us: None, frames: 4_096, excess: None, flows: false }
     }
 }
 
@@ -79,10 +85,27 @@ impl Queue {
         if let Some(wait) = self.wait_us {
             outside(object, "queue.wait_us", wait, &WAIT_US, report);
         }
+        self.check_flows(object, egress, report);
         if self.excess == Some(Excess::Hold) && egress != Egress::FairShare {
             let problem = "only a `fair-share` output can leave frames in the senders' rings";
             let remedy = "set excess = \"drop\", or egress = \"fair-share\" on a shared port";
             report.at(object, "queue.excess", problem, remedy);
+        }
+    }
+
+    fn check_flows<T>(&self, object: &Object<'_, T>, egress: Egress, report: &mut Report<'_>) {
+        if !self.flows {
+            return;
+        }
+        if !matches!(egress, Egress::FairShare | Egress::Wfq) {
+            let problem = "`flows` is only for outputs with `fair-share` or `wfq`";
+            let remedy = "remove `flows`; egress = \"fq-codel\" alone gives each flow of the port \
+                          its own queue";
+            report.at(object, "queue.flows", problem, remedy);
+        } else if self.excess == Some(Excess::Hold) && egress == Egress::FairShare {
+            let problem = "with `flows`, no frame stays in a sender's ring, because frames in a \
+                           ring have a single order";
+            report.at(object, "queue.excess", problem, "remove `excess` or `flows`");
         }
     }
 }
@@ -126,17 +149,18 @@ pub(super) fn terms(
         Egress::Fifo => Order::Fifo,
     };
     let is_limited = paced == Paced::Limited && order == Order::Fifo;
-    let limited = is_limited || matches!(order, Order::FairShare | Order::FqCodel);
-    let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let queue = queue.unwrap_or_default();
+    let flows = queue.flows && order.is_shared();
+    let limited = is_limited || flows || matches!(order, Order::FairShare | Order::FqCodel);
+    let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let wait_us = queue.wait_us.unwrap_or(match paced {
-        _ if matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
+        _ if flows || matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
         Paced::Shaped(_) => 1_000_000,
         Paced::Limited if is_limited => LIMITED_WAIT_US,
         Paced::Limited | Paced::No => 10_000,
     });
     let excess = match (order, queue.excess) {
-        (Order::FairShare, None | Some(Excess::Hold)) => QosExcess::Hold,
+        (Order::FairShare, None | Some(Excess::Hold)) if !flows => QosExcess::Hold,
         _ => QosExcess::Drop,
     };
     let held_bytes = queue.bytes.unwrap_or(LIMITED_BYTES);
@@ -147,5 +171,5 @@ pub(super) fn terms(
         Paced::Shaped(terms) => Pacing::Shaped(terms),
         Paced::No | Paced::Limited => link.unwrap_or_default(),
     };
-    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames })
+    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames, flows })
 }

@@ -19,7 +19,7 @@
 //!    `police` or `send` after most of the port's batches.
 //! 3. A link limits the port if frames had to wait for the port's part of the full link after most
 //!    of the port's batches. A link also limits the port if frames were dropped by an uplink's full
-//!    ring, or by a full queue of a `wfq` port.
+//!    ring, or by a full queue of a `wfq` or `fair-share` port.
 //! 4. The destination limits the port if a receiver's ring or queue dropped frames, or if most of
 //!    the port's frames waited while a receiver's limit `receive` held frames back.
 //! 5. A link limits the port if frames stay in the port's ring because too many of its frames wait
@@ -448,7 +448,7 @@ impl Question<'_> {
         let own = own.and_then(|number| refused().find(|port| port.number == number));
         let most = own.or_else(|| refused().max_by_key(|port| full(port)));
         let Some(port) = most else { return Limit::Destination(String::new()) };
-        if self.full_queue(&port.name).is_some() {
+        if self.full_queue(&port.name).is_some() || port.egress == Egress::FairShare {
             return Limit::Link(port.name.clone());
         }
         let mut links = self.growth.links.iter();

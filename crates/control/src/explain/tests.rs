@@ -611,6 +611,19 @@ fn a_full_queue_of_a_port_is_named_with_its_weight() {
 }
 
 #[test]
+fn a_vm_that_loses_frames_at_an_output_with_shares_learns_how_to_get_more() {
+    let mut growth = full_core();
+    dropped(&mut growth, DropReason::QueueFull, 250_000);
+    let egress = Egress::FairShare;
+    growth.ports.push(PortGrowth { name: "up".into(), egress, ..PortGrowth::default() });
+    growth.ports[2].reading.tx_drops[DropReason::QueueFull as usize] = 250_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Link("up".into()));
+    assert_eq!(answer.why, "the port's queue at up was full for 25.0 % of its frames");
+    assert!(answer.remedy.starts_with("raise `uplink_weight`"), "{}", answer.remedy);
+}
+
+#[test]
 fn a_port_at_the_rate_of_its_shaper_is_limited_by_its_own_rate() {
     let mut growth = full_core();
     let reading = &mut growth.ports[0].reading;

@@ -167,6 +167,13 @@ impl Question<'_> {
             );
             return (why, self.more_of(Egress::Wfq));
         }
+        let mut shared = self.growth.ports.iter().filter(|to| to.egress == Egress::FairShare);
+        let refused = self.drops(&super::REFUSED);
+        if refused >= super::NOTICEABLE_PERMILLE && shared.any(|to| to.name == port) {
+            let share = percent(refused);
+            let why = format!("the port's queue at {port} was full for {share} of its frames");
+            return (why, MORE_OF_OUTPUT);
+        }
         if let Some(output) = self.crowded().filter(|output| output.name == port) {
             let waiting = self.port.reading.queued;
             let signals = output.reading.tx_marked + output.reading.tx_trimmed;

@@ -3,6 +3,8 @@
 //! - At an output with `egress = "fair-share"` and `excess = "hold"`, frames above the limits wait
 //!   in their senders' rings for a time that the switch does not know. So the wait at the output
 //!   has no limit, and `queue.wait_us` is only for outputs that drop frames.
+//! - Without `link`, frames wait in the NIC or in the VMs' rings rather than at an output with
+//!   `queue.flows`.
 //! - The limits of `police` belong to the policies `bps` and `pps`. Under another policy, a port
 //!   with `police` sends without these limits.
 //! - `ceilings` of `wfq` limit tenants in queue 0, and not a tenant whose code point has another
@@ -22,6 +24,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     for port in &config.ports {
         let texts = [
             wait(port),
+            flows(port),
             police(port),
             ceiling(port, &config.tenants),
             inbound(port, &config.tenants),
@@ -94,11 +97,21 @@ fn weight(config: &HostConfig) -> Option<Warning> {
 
 fn wait(port: &Port) -> Option<String> {
     let queue = port.queue.filter(|_| port.egress == Egress::FairShare)?;
-    let wait = queue.wait_us.filter(|_| queue.excess != Some(Excess::Drop))?;
+    let holds = queue.excess != Some(Excess::Drop) && !queue.flows;
+    let wait = queue.wait_us.filter(|_| holds)?;
     Some(format!(
         "`queue.wait_us` {wait} has no effect: with excess = \"hold\", frames wait without a \
          limit; remove `wait_us`, or set excess = \"drop\""
     ))
+}
+
+fn flows(port: &Port) -> Option<String> {
+    let flows = port.queue.is_some_and(|queue| queue.flows) && port.link.is_none();
+    flows.then(|| {
+        "`queue.flows` has no effect while the port accepts frames, which then wait in the NIC or \
+         in rings; add `link`, the rate of the port's link"
+            .to_owned()
+    })
 }
 
 fn police(port: &Port) -> Option<String> {
@@ -145,9 +158,19 @@ mod tests {
             "egress = \"fair-share\"\nqueue = { wait_us = 5000, excess = \"drop\" }",
             "egress = \"fair-share\"\nqueue = { bytes = 65536 }",
             "egress = \"fq-codel\"\nlink = \"1G\"\nqueue = { wait_us = 5000 }",
+            "egress = \"fair-share\"\nlink = \"1G\"\nqueue = { wait_us = 5000, flows = true }",
         ] {
             assert_eq!(warned(fits), Vec::<String>::new(), "{fits}");
         }
+    }
+
+    #[test]
+    fn flow_queues_of_vms_without_a_rate_are_warned_of() {
+        assert_eq!(
+            warned("egress = \"fair-share\"\nqueue = { flows = true }"),
+            ["port vm1: `queue.flows` has no effect while the port accepts frames, which then \
+              wait in the NIC or in rings; add `link`, the rate of the port's link"]
+        );
     }
 
     #[test]

@@ -77,6 +77,57 @@ fn flow_queues() {
     appended(FLOW_QUEUES);
 }
 
+const FLOW_QUEUES_WITHIN: &[Case] = &[
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fq-codel"
+link = "100M"
+queue = { flows = true }
+"#,
+        &["7:19: port \"up\": `flows` is only for outputs with `fair-share` or `wfq`; remove \
+             `flows`; egress = \"fq-codel\" alone gives each flow of the port its own queue"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fair-share"
+link = "100M"
+queue = { flows = true, excess = "hold" }
+"#,
+        &["7:34: port \"up\": with `flows`, no frame stays in a sender's ring, because frames in \
+             a ring have a single order; remove `excess` or `flows`"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fair-share"
+link = "100M"
+queue = { flows = true, excess = "drop", wait_us = 100000 }
+
+[[port]]
+name = "up2"
+tap.interface = "up1"
+vlan = 100
+egress = "wfq"
+link = "100M"
+queue = { flows = true }
+"#,
+        &[],
+    ),
+];
+
+#[test]
+fn only_outputs_with_shares_have_flow_queues_within() {
+    appended(FLOW_QUEUES_WITHIN);
+}
+
 const SHAPED: &[Case] = &[(
     r#"[[port]]
 name = "vm3"

@@ -1,23 +1,26 @@
-//! An output with order `fq-codel` has a queue for each flow ([`penstock_qos::flow_queues`]).
+//! An output with order `fq-codel` has a queue for each flow ([`penstock_qos::flow_queues`]). Each
+//! VM at an output with order `fair-share`, and each queue of an output with order `wfq`, can have
+//! flow queues, too.
 //!
 //! # Approach
 //!
-//! The flow of a frame is the classifier's hash of its addresses and ports, mixed with the number
-//! of the sending port. The classifier's seed is secret, so a VM cannot choose the queue of another
-//! VM's flow. CoDel signals with a departing frame of a flow that waits too long, whether the
-//! output waits for a rate limit, for its link or for the receiver.
+//! The flow of a frame is the classifier's hash of its addresses and ports. If several VMs use the
+//! flow queues, the number of the sending port is mixed in. The classifier's seed is secret, so a
+//! VM cannot choose the queue of another flow. CoDel signals with a departing frame of a flow that
+//! waits too long, whether the output waits for a rate limit, for its link or for the receiver.
 //!
 //! A sender of L4S (RFC 9331) reacts little to one mark, and expects a mark on each frame that
 //! waits for longer than about a millisecond. RFC 9330 describes such marks for outputs with a
 //! queue for each flow. A frame behind which no frame of its flow waits gets no mark.
 //!
-//! If the output has no room, a flow with many waiting bytes loses its first frame, and the new
-//! frame is accepted. A new frame removes frames of at most its own length and one more frame. If
-//! another output needs the memory, the new frame is refused instead.
+//! If there is no room, a flow with many waiting bytes loses its first frame, and the new frame is
+//! accepted. The flow is one of the same VM or of the same queue. A new frame removes frames of at
+//! most its own length and one more frame. If another output needs the memory, the new frame is
+//! refused instead.
 
 use penstock_qos::codel::Pace;
 use penstock_qos::fair_share::Bound;
-use penstock_qos::flow_queues::{FLOWS, FlowQueues};
+use penstock_qos::flow_queues::{FLOWS, FlowQueues, FlowTable};
 use penstock_units::Nanos;
 
 use super::line::Next;
@@ -31,6 +34,13 @@ pub(super) const SEGMENT_TIME: Nanos = Nanos::from_millis(1);
 /// about the same wait.
 const L4S_TARGET: Nanos = Nanos::from_millis(1);
 
+/// Number of queues for the flows of a VM at a `fair-share` output, or of a queue of a `wfq`
+/// output. They take 28 KiB.
+pub(super) const FLOWS_WITHIN: u32 = 256;
+/// Maximum number of VMs with frames at a `fair-share` output that have flow queues at a time. The
+/// frames of further VMs wait in one queue for each VM.
+pub(super) const VMS_WITH_FLOWS: usize = 128;
+
 /// Odd number that spreads the numbers of ports over all bits of a hash (Fibonacci hashing).
 const SPREAD: u32 = 0x9e37_79b9;
 
@@ -43,7 +53,7 @@ pub(super) struct Flows {
 
 /// Returns the hash of a frame's flow. Flows of different ports differ, even with the same
 /// addresses.
-fn flow_of(frame: &Stored) -> u32 {
+pub(super) fn flow_of(frame: &Stored) -> u32 {
     frame.hash.wrapping_add(u32::from(frame.source).wrapping_mul(SPREAD))
 }
 
@@ -102,12 +112,22 @@ impl Flows {
         time: Nanos,
         now: Nanos,
     ) -> bool {
-        let flow = flow_of(frame);
-        if frame.l4s {
-            // At a low rate, one frame must not look like a queue.
-            let target = L4S_TARGET.max(time + time);
-            return waited >= target && self.queues.backlog(flow).0 > 0;
-        }
-        self.queues.signals(flow, waited, Pace::of(time), now)
+        signals(self.queues.table(), (flow_of(frame), frame), (waited, time), now)
     }
+}
+
+/// Whether a departing frame of the flow with the hash `flow` is to signal congestion. The frame
+/// waited for `waited`, and takes the time `time` at the output's rate.
+pub(super) fn signals(
+    table: &mut FlowTable,
+    (flow, frame): (u32, &Stored),
+    (waited, time): (Nanos, Nanos),
+    now: Nanos,
+) -> bool {
+    if frame.l4s {
+        // At a low rate, one frame must not look like a queue.
+        let target = L4S_TARGET.max(time + time);
+        return waited >= target && table.backlog(flow).0 > 0;
+    }
+    table.signals(flow, waited, Pace::of(time), now)
 }

@@ -11,6 +11,9 @@
 //! and answers about pairs of VMs do not wait either ([`marker::passes_data`]): if they waited in
 //! the queues that a pair fills, the pair's limit would come too late.
 //!
+//! With flow queues, each flow of a queue or lane has its own queue ([`super::flows`]). They decide
+//! which frames signal congestion, also in the lanes of rate-limited tenants.
+//!
 //! A moved code point uses its new queue at the latest after [`FOLLOW_MOST`], because a queue under
 //! constant load may never become empty.
 
@@ -22,6 +25,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use super::classes::{Class, DSCPS};
 use super::early::{Departure, EarlySignals};
+use super::flows::{self, flow_of};
 use super::line::Next;
 use super::{Classes, LaneCounters, QueueTerms, Stored};
 use crate::headers::{dscp_of, is_pure_ack};
@@ -69,6 +73,8 @@ pub(super) struct Lanes {
     /// Latest time at which moved code points start to use their new queues.
     until: Nanos,
     pub(super) counters: Arc<LaneCounters>,
+    /// Whether each flow of a queue or lane has its own queue.
+    flows: bool,
     /// The state of the early signals of each queue with a rate ceiling.
     early: Box<[EarlySignals]>,
 }
@@ -77,8 +83,9 @@ impl Lanes {
     pub(super) fn new(terms: &QueueTerms) -> Self {
         let depth = Depth { bytes: terms.bound.bytes, wait: terms.bound.wait };
         let held = Depth { bytes: terms.held_bytes, ..depth };
+        let flows = if terms.flows { flows::FLOWS_WITHIN } else { 0 };
         Self {
-            wfq: Wfq::new(QUEUES_MAX, terms.frames, depth),
+            wfq: Wfq::with_flows(QUEUES_MAX, terms.frames, depth, flows),
             classes: Arc::default(),
             points: [Point::default(); DSCPS],
             depth,
@@ -86,6 +93,7 @@ impl Lanes {
             following: 0,
             until: Nanos::ZERO,
             counters: Arc::default(),
+            flows: terms.flows,
             early: vec![Default::default(); QUEUES_MAX].into_boxed_slice(),
         }
     }
@@ -182,9 +190,44 @@ impl Lanes {
         }
     }
 
-    /// Whether a queue has a rate ceiling.
-    pub(super) fn has_ceiling(&self, queue: u8) -> bool {
-        self.classes.ceilings().any(|(lane, _)| lane == queue)
+    /// Whether frames of a queue may signal congestion early: the queue has a rate ceiling or flow
+    /// queues.
+    pub(super) fn signals_early(&self, queue: u8) -> bool {
+        self.flows || self.classes.ceilings().any(|(lane, _)| lane == queue)
+    }
+
+    /// Whether each flow of a queue or lane has its own queue.
+    pub(super) const fn has_flows(&self) -> bool {
+        self.flows
+    }
+
+    /// Whether the departing frame of an output with flow queues is to signal congestion. The frame
+    /// waited for `waited`, and takes the time `time` at the output's rate.
+    pub(super) fn flow_signals(
+        &mut self,
+        frame: &Stored,
+        (waited, time): (Nanos, Nanos),
+        now: Nanos,
+    ) -> bool {
+        let queue = usize::from(frame.class.queue);
+        let time = self.wfq.ceiling_time(queue, frame.wire()).map_or(time, |held| held.max(time));
+        // A frame ahead of others is in no flow queue.
+        let table = self.wfq.flow_table(queue).filter(|_| !frame.class.ahead);
+        let flow = (flow_of(frame), frame);
+        table.is_some_and(|table| flows::signals(table, flow, (waited, time), now))
+    }
+
+    /// Removes a frame of the largest flow in the queue of `class`, which makes room for a frame of
+    /// this class. Returns `None` if the output has no flow queues, or if no such frame waits.
+    pub(super) fn evict(&mut self, class: Class) -> Option<Stored> {
+        if class.ahead {
+            // Frames ahead of others have their own limits.
+            return None;
+        }
+        let frame = self.wfq.evict(class.queue.into())?;
+        self.points[usize::from(frame.class.dscp) % DSCPS].waiting -= 1;
+        self.counters.lost(&frame);
+        Some(frame)
     }
 
     /// Whether the departing frame is to signal congestion, because the frames of its queue wait
@@ -211,7 +254,11 @@ impl Lanes {
 
     /// Notes that `bytes` bytes of a departing frame are not sent.
     pub(super) fn not_sent(&mut self, frame: &Stored, bytes: u32) {
-        self.wfq.not_sent(frame.class.queue.into(), bytes);
+        let queue = usize::from(frame.class.queue);
+        self.wfq.not_sent(queue, bytes);
+        if let Some(table) = self.wfq.flow_table(queue).filter(|_| !frame.class.ahead) {
+            table.not_sent(flow_of(frame), bytes);
+        }
     }
 
     /// Whether the rate ceiling of a queue is so low that a large segment takes long.
@@ -237,7 +284,9 @@ impl Lanes {
     /// Adds a frame to its queue. Returns false if the queue has no room.
     pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
         let Class { queue, ahead, .. } = frame.class;
-        let queued = self.wfq.offer((queue.into(), ahead), frame, frame.wire(), now).is_ok();
+        let flow = if ahead { 0 } else { flow_of(&frame) };
+        let wire = frame.wire();
+        let queued = self.wfq.offer((queue.into(), ahead), flow, (frame, wire), now).is_ok();
         if queued {
             self.points[usize::from(frame.class.dscp) % DSCPS].waiting += 1;
             self.counters.came(&frame);

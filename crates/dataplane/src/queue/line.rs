@@ -8,7 +8,7 @@ use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Turn};
 use penstock_units::Nanos;
 
 use super::classes::Class;
-use super::flows::Flows;
+use super::flows::{self, Flows};
 use super::lanes::Lanes;
 use super::{CELL, Order, QueueTerms, ShareTerms, Stored};
 use crate::batch::{BATCH_BYTES, BATCH_FRAMES, FRAME_MAX};
@@ -83,12 +83,23 @@ impl Line {
         }
     }
 
+    /// Whether each flow of the output, or of each sender or queue, has its own queue.
+    pub(super) fn has_flows(&self) -> bool {
+        match self {
+            Self::Fifo(_) => false,
+            Self::Fair(fair) => fair.flows,
+            Self::Wfq(lanes) => lanes.has_flows(),
+            Self::Flows(_) => true,
+        }
+    }
+
     /// Whether the line has room for the parts of a batch of large segments. A fair-share queue
     /// must not drop a part, because its senders' frames wait in their rings. `free` is the free
     /// memory of all outputs, in bytes.
     pub(super) fn has_room_for_parts(&self, free: u64) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
+            Self::Fair(fair) if fair.flows => true,
             Self::Fair(fair) => {
                 let frames = fair.frames.saturating_sub(fair.share.len());
                 frames > PARTS_ROOM && free > u64::from(PARTS_ROOM) * CELL as u64
@@ -108,7 +119,7 @@ impl Line {
         match self {
             Self::Fifo(_) => false,
             Self::Fair(_) | Self::Flows(_) => true,
-            Self::Wfq(lanes) => lanes.has_ceiling(class.queue),
+            Self::Wfq(lanes) => lanes.signals_early(class.queue),
         }
     }
 
@@ -129,12 +140,12 @@ impl Line {
         }
     }
 
-    /// Whether a fair-share queue has no room for any further frame of `source`. The other orders
-    /// answer for each frame.
+    /// Whether a fair-share queue has no room for any further frame of `source`. The other orders,
+    /// and flow queues, answer for each frame.
     pub(super) fn is_full(&mut self, source: &Source, free: u64, now: Nanos) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => false,
-            Self::Fair(fair) => !fair.has_room(source, 1, free, now),
+            Self::Fair(fair) => !fair.flows && !fair.has_room(source, 1, free, now),
         }
     }
 
@@ -152,7 +163,8 @@ impl Line {
             }
             Self::Fair(fair) => {
                 // The link's time is shared: short frames cost more of it than their bytes suggest.
-                fair.share.accept(usize::from(frame.source), frame, frame.wire(), now);
+                let item = (frame, frame.wire());
+                fair.share.accept_flow(usize::from(frame.source), frame.hash, item, now);
                 true
             }
             Self::Wfq(lanes) => lanes.push(frame, now),
@@ -161,10 +173,14 @@ impl Line {
     }
 
     /// Removes and returns a frame of the flow with the most waiting bytes, which makes room for
-    /// another frame. Returns `None` if the output has no flow queues, or if no frame waits.
-    pub(super) fn evict(&mut self) -> Option<Stored> {
+    /// another frame of `source` and `class`. With fair shares, the flow is one of `source`, and
+    /// with several queues, one in the queue of `class`. Returns `None` if the output has no flow
+    /// queues, or if no such frame waits.
+    pub(super) fn evict(&mut self, (source, class): (&Source, Class)) -> Option<Stored> {
         match self {
-            Self::Fifo(_) | Self::Fair(_) | Self::Wfq(_) => None,
+            Self::Fair(fair) if fair.flows => fair.share.evict(source.port.into()),
+            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Wfq(lanes) => lanes.evict(class),
             Self::Flows(flows) => flows.evict(),
         }
     }
@@ -239,7 +255,8 @@ impl Line {
     /// Notes that a departing frame is dropped instead of being sent.
     pub(super) fn drops(&mut self, frame: &Stored) {
         match self {
-            Self::Fifo(_) | Self::Fair(_) => {}
+            Self::Fifo(_) => {}
+            Self::Fair(fair) => fair.not_sent(frame, frame.wire()),
             Self::Wfq(lanes) => lanes.drops(frame),
             Self::Flows(flows) => flows.not_sent(frame, frame.wire()),
         }
@@ -248,7 +265,8 @@ impl Line {
     /// Notes that `bytes` bytes of a departing frame are not sent.
     pub(super) fn not_sent(&mut self, frame: &Stored, bytes: u32) {
         match self {
-            Self::Fifo(_) | Self::Fair(_) => {}
+            Self::Fifo(_) => {}
+            Self::Fair(fair) => fair.not_sent(frame, bytes),
             Self::Wfq(lanes) => lanes.not_sent(frame, bytes),
             Self::Flows(flows) => flows.not_sent(frame, bytes),
         }
@@ -318,12 +336,20 @@ impl Fifo {
 /// limit. The frames of this batch find room beyond the limits: [`OVERSHOOT`] bytes for each VM, a
 /// batch of frames for each source port ([`BEYOND`]), and the reserve of the frame store. The limit
 /// on the wait does not hold a VM, because the VM's frames for other outputs would wait as well.
+///
+/// # Flow queues
+///
+/// A frame of a flow with few frames is found behind bulk frames only after it has left the VM's
+/// ring. So with flow queues, the worker takes all frames from the ring. Above the VM's limits,
+/// the VM's largest flow loses its first frame. CoDel keeps the queues of TCP flows far below.
 #[derive(Debug)]
 pub(super) struct Fair {
     share: FairShare<Stored>,
     /// Limit on the waiting frames of all VMs. With [`Excess::Hold`], the table has more places.
     frames: u32,
     bound: Bound,
+    /// Whether each flow of a VM has its own queue.
+    flows: bool,
     /// Tenant of each source port, and value of `generation` when the queue last read the port's
     /// weights. Generation 0 means that the port is not a member of the fair-share queue.
     members: Box<[(u16, u32)]>,
@@ -363,10 +389,14 @@ impl Fair {
             Excess::Drop => 0,
         };
         let frames = terms.frames.saturating_add(beyond.min(terms.frames.max(BEYOND)));
+        let capacity = Capacity { tenants, vms: ports, frames };
+        let flows = terms.flows && terms.bound.excess == Excess::Drop;
+        let tables = if flows { ports.min(flows::VMS_WITH_FLOWS) } else { 0 };
         Self {
-            share: FairShare::new(Capacity { tenants, vms: ports, frames }),
+            share: FairShare::with_flows(capacity, tables, flows::FLOWS_WITHIN),
             frames: terms.frames,
             bound: terms.bound,
+            flows,
             members: vec![(0, 0); ports].into_boxed_slice(),
             early: vec![Default::default(); ports].into_boxed_slice(),
             ports: vec![0; tenants].into_boxed_slice(),
@@ -386,7 +416,8 @@ impl Fair {
     }
 
     /// Whether a frame of `source` that takes `wire` bytes on a link finds room. With
-    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`.
+    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`. With flow queues, no
+    /// VM has more frames than there are free places.
     fn has_room(&mut self, source: &Source, wire: u32, free: u64, now: Nanos) -> bool {
         let vm = usize::from(source.port);
         if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
@@ -399,7 +430,9 @@ impl Fair {
             Excess::Hold => true,
             Excess::Drop => {
                 let (waiting, bytes) = self.share.backlog(vm);
-                waiting == 0 || memory_of(waiting, bytes) + u64::from(wire) <= free / 2
+                let places = self.frames.saturating_sub(self.share.len());
+                let fits = memory_of(waiting, bytes) + u64::from(wire) <= free / 2;
+                waiting == 0 || fits && (!self.flows || waiting < places)
             }
         }
     }
@@ -502,6 +535,35 @@ impl Fair {
         *longest = (*longest).max(frame.wire());
         let waited = if full { waited.max(TARGET) } else { waited };
         codel.signals(waited, Pace::DEFAULT, behind > u64::from(*longest), now)
+    }
+
+    /// Whether each flow of a VM has its own queue.
+    pub(super) const fn has_flows(&self) -> bool {
+        self.flows
+    }
+
+    /// Whether the departing frame of a VM with flow queues is to signal congestion. The frame
+    /// waited for `waited`, and takes the time `time` at the output's rate.
+    pub(super) fn flow_signals(
+        &mut self,
+        frame: &Stored,
+        (waited, time): (Nanos, Nanos),
+        now: Nanos,
+    ) -> bool {
+        let table = self.share.flow_table(frame.source.into());
+        table.is_some_and(|table| flows::signals(table, (frame.hash, frame), (waited, time), now))
+    }
+
+    /// Gives a VM with flow queues back `bytes` bytes of a departing frame that are not sent.
+    fn not_sent(&mut self, frame: &Stored, bytes: u32) {
+        if !self.flows {
+            return;
+        }
+        let vm = usize::from(frame.source);
+        self.share.not_sent(vm, bytes);
+        if let Some(table) = self.share.flow_table(vm) {
+            table.not_sent(frame.hash, bytes);
+        }
     }
 
     /// Whether more frames of `vm` wait than `parts` parts of the VM's limits ([`PARTS`]). No VM

@@ -177,7 +177,7 @@ impl OutputQueue {
 
     /// Whether a large segment would make other flows wait too long at an output with flow queues.
     fn cuts_for_flows(&self, batch: &Batch, i: usize) -> bool {
-        matches!(self.line, Line::Flows(_))
+        self.line.has_flows()
             && time_of(&self.pacer, self.limit.as_ref(), on_wire(batch, i)) > SEGMENT_TIME
     }
 
@@ -271,8 +271,8 @@ impl OutputQueue {
             if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
-            let Some(bytes) = self.evict(memory, lens.1, lost) else { return Err(Refused::Full) };
-            evicted += bytes;
+            let frees = self.evict(memory, (source, class), lens.1, lost);
+            evicted += frees.ok_or(Refused::Full)?;
         }
         if self.is_idle() {
             self.pacer.was_empty(now);
@@ -304,20 +304,22 @@ impl OutputQueue {
         Ok(frame)
     }
 
-    /// Removes a waiting frame, to make room for a frame of `wire` bytes on a link. Returns the
-    /// bytes of the removed frame on a link. Returns `None` if the output's order removes no
-    /// waiting frames for others, if no frame waits, or if the new frame finds no room at all.
+    /// Removes a waiting frame, to make room for a frame of `source` and `class` with `wire` bytes
+    /// on a link. Returns the bytes of the removed frame on a link. Returns `None` if the output's
+    /// order removes no waiting frames for others, if no frame waits, or if the new frame finds no
+    /// room at all.
     #[cold]
     fn evict(
         &mut self,
         memory: &mut Memory<'_>,
+        of: (&Source, Class),
         wire: u32,
         lost: &mut impl FnMut(u16, DropReason),
     ) -> Option<u32> {
         if u64::from(wire) > self.terms.bound.bytes {
             return None;
         }
-        let frame = self.line.evict()?;
+        let frame = self.line.evict(of)?;
         let reason = match self.limited_by() {
             None | Some(Policed::Pass) => DropReason::QueueFull,
             Some(Policed::AboveVm) => DropReason::ReceiveLimit,
@@ -603,7 +605,15 @@ impl OutputQueue {
         now: Nanos,
     ) -> bool {
         match &mut self.line {
+            Line::Wfq(lanes) if lanes.has_flows() => {
+                let time = time_of(&self.pacer, self.limit.as_ref(), frame.size);
+                lanes.flow_signals(frame, (waited, time), now)
+            }
             Line::Wfq(lanes) => lanes.signals(frame, waited, now),
+            Line::Fair(fair) if fair.has_flows() => {
+                let time = time_of(&self.pacer, self.limit.as_ref(), frame.size);
+                fair.flow_signals(frame, (waited, time), now)
+            }
             // Other frames wait in their sender's ring, and none is dropped.
             Line::Fair(fair) => !whole && fair.signals(frame, memory.free_bytes(), waited, now),
             Line::Flows(flows) => {

@@ -102,6 +102,9 @@ pub struct QueueTerms {
     /// per VM with [`Order::FairShare`], per queue with [`Order::Wfq`], and for the whole output
     /// with [`Order::Fifo`] and [`Order::FqCodel`].
     pub bound: Bound,
+    /// Whether each flow has its own queue within the queue of its VM ([`Order::FairShare`] with
+    /// `Excess::Drop`) or of its code point ([`Order::Wfq`]). The other orders ignore the value.
+    pub flows: bool,
     /// Limit on the waiting bytes of a tenant with a rate ceiling, at an output with
     /// [`Order::Wfq`].
     pub held_bytes: u64,

@@ -19,6 +19,7 @@ mod acks;
 mod claims;
 mod flows;
 mod pair_lines;
+mod vm_flows;
 
 /// A test port with its own memory for a few frames.
 #[derive(Debug, Default)]
@@ -95,6 +96,7 @@ fn terms(order: Order, excess: Excess) -> QueueTerms {
         pacing: Pacing::Link(BitsPerSecond(100_000_000)),
         bound: Bound { bytes: 20_000, wait: Nanos::from_millis(2), excess },
         frames: 64,
+        flows: false,
     }
 }
 
@@ -406,6 +408,7 @@ fn limited(bytes: u64) -> Bench {
         pacing: Pacing::None,
         bound,
         frames: 64,
+        flows: false,
         order: Order::Fifo,
     };
     let mut bench = Bench::new(terms, false, false);
@@ -489,8 +492,14 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
 fn a_ceiling_signals_early_and_other_queues_do_not() {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
     let link = Pacing::Link(BitsPerSecond(1_000_000_000));
-    let terms =
-        QueueTerms { held_bytes: 262_144, pacing: link, bound, frames: 1_024, order: Order::Wfq };
+    let terms = QueueTerms {
+        held_bytes: 262_144,
+        pacing: link,
+        bound,
+        frames: 1_024,
+        order: Order::Wfq,
+        flows: false,
+    };
     let mut bench = Bench::new(terms, false, false);
     bench.store = FrameStore::new(2_000);
     bench.queue.change(link, None, classes([1; 4], true), Nanos::ZERO);

@@ -292,6 +292,7 @@ mod tests {
             bound: Bound::default(),
             held_bytes: 0,
             frames: 64,
+            flows: false,
         };
         let home = QueueHome::new(terms, 4, 4);
         let with_queue = || {

@@ -266,6 +266,7 @@ fn a_frame_that_waits_in_a_queue_is_not_forwarded_yet() {
                 pacing: Pacing::Link(BitsPerSecond(1_000_000)),
                 bound: Bound::default(),
                 frames: 8,
+                flows: false,
             };
             policy.queue = Some(QueueHome::new(terms, 4, 4));
         }

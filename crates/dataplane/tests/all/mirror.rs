@@ -204,6 +204,7 @@ fn a_slow_probe_loses_copies_and_no_frame_of_the_port() {
                     pacing: Pacing::Link(BitsPerSecond(1_000_000)),
                     bound: Bound::default(),
                     frames: 8,
+                    flows: false,
                 };
                 policy.queue = Some(QueueHome::new(terms, 4, 4));
             }

@@ -33,7 +33,11 @@ fn queue() -> Arc<QueueHome> {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
     let pacing = Pacing::Link(BitsPerSecond(1_000 * MBIT));
     let order = Order::Wfq;
-    QueueHome::new(QueueTerms { held_bytes: 262_144, order, pacing, bound, frames: 1_024 }, 2, 2)
+    QueueHome::new(
+        QueueTerms { held_bytes: 262_144, order, pacing, bound, frames: 1_024, flows: false },
+        2,
+        2,
+    )
 }
 
 /// A worker with an uplink, port 0, and a VM, port 1.

@@ -91,6 +91,7 @@ fn terms(link: u64) -> QueueTerms {
         pacing: Pacing::Link(BitsPerSecond(link)),
         bound: Bound::default(),
         frames: 4_096,
+        flows: false,
     }
 }
 

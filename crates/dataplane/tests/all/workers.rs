@@ -234,6 +234,7 @@ fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() 
         pacing: Pacing::Link(BitsPerSecond(10_000_000)),
         bound: Bound::default(),
         frames: 64,
+        flows: false,
     };
     let home = QueueHome::new(terms, 8, 8);
     bed.swap(|policy| policy.queue = (policy.id == 1).then(|| Arc::clone(&home)));
@@ -269,6 +270,7 @@ fn fair_bed() -> Bed {
         pacing: Pacing::None,
         bound: Bound::default(),
         frames: 4_096,
+        flows: false,
     };
     let home = QueueHome::new(terms, 8, 8);
     bed.swap(|policy| policy.queue = (policy.id == 2).then(|| Arc::clone(&home)));

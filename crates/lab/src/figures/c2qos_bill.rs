@@ -248,6 +248,7 @@ fn lower_class(
                 pacing: Pacing::Link(BitsPerSecond(100_000_000_000)),
                 bound: Bound::default(),
                 frames: 4_096,
+                flows: false,
             };
             let home = QueueHome::new(terms, 8, 8);
             bed.world.set_policy(up, |policy| {

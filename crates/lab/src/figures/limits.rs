@@ -94,7 +94,14 @@ impl Bed {
                 let bound = Bound { bytes, wait, excess: Excess::Drop };
                 let (order, pacing) = (Order::Fifo, Pacing::None);
                 let home = QueueHome::new(
-                    QueueTerms { held_bytes: 2 << 20, order, pacing, bound, frames: 4_096 },
+                    QueueTerms {
+                        held_bytes: 2 << 20,
+                        order,
+                        pacing,
+                        bound,
+                        frames: 4_096,
+                        flows: false,
+                    },
                     8,
                     8,
                 );

@@ -53,7 +53,13 @@ pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {
         wait: Nanos::from_millis(if holds { 10 } else { 1_000 }),
         excess: if holds { Excess::Hold } else { Excess::Drop },
     };
-    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096 }
+    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096, flows: false }
+}
+
+/// Returns the default terms of a `fair-share` output at which each flow of a VM has its own queue.
+pub(super) fn terms_with_flows(pacing: Pacing) -> QueueTerms {
+    let bound = terms(Order::FqCodel, pacing).bound;
+    QueueTerms { bound, flows: true, ..terms(Order::FairShare, pacing) }
 }
 
 /// Frames that a stream sends.

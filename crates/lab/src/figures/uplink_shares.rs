@@ -44,6 +44,10 @@
 //!   5 ms, and bulk TCP with a window of 1 MiB. The value is the 99th percentile of the time from
 //!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
 //!   the same value with one queue for all frames.
+//! - `sparse_shared_p99_ms` is the same value at an uplink with `fair-share` and `queue.flows`,
+//!   beside another tenant's bulk TCP. The other tenant has three times the VM's weight, and the
+//!   VM's part of the uplink is `sparse_share_pct`. `sparse_shared_plain_p99_ms` is the same value
+//!   without `queue.flows`.
 //! - `snapshot_worst_turn_us`: a worker with 4,096 ports gets snapshots that each change one port's
 //!   weights ([`crate::turns`]). The value is its longest turn with such a snapshot. In the live
 //!   form, a thread of the lab runs the worker.
@@ -57,11 +61,13 @@
 //! The senders of bulk TCP do not react to marks and losses, so their queues are longer than those
 //! of real TCP.
 
-use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
+use penstock_dataplane::queue::{Order, Pacing, QueueTerms, ShapeTerms, ShaperKind};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, QUEUE_BYTES, Traffic, float, terms};
+use super::uplink_bed::{
+    Bed, CORE, COSTS, Frames, Pace, QUEUE_BYTES, Traffic, float, terms, terms_with_flows,
+};
 use super::{inbound_shares, snapshot_turns};
 use crate::evidence::stats::{distribution, ms};
 use crate::evidence::{
@@ -347,38 +353,81 @@ fn kept_pct(ctx: &Context<'_>, bulk: Traffic) -> anyhow::Result<f64> {
     Ok(100.0 * float(after.frames - before.frames) / float(after.made - before.made))
 }
 
+/// Weights of the VM that sends pings, and of another tenant.
+const PING_WEIGHTS: (u64, u64) = (1, 3);
+
 fn sparse(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let (waits, bulk) = pings(ctx, Order::FqCodel)?;
-    let (fifo_waits, fifo_bulk) = pings(ctx, Order::Fifo)?;
-    let p99 = percentile(&waits, 99.0);
+    let link = Pacing::Link(LINK);
+    let codel = pings(ctx, terms(Order::FqCodel, link), false)?;
+    let fifo = pings(ctx, terms(Order::Fifo, link), false)?;
+    let p99 = percentile(&codel.waits, 99.0);
     let what = "p99 of a ping's way to the far side of an uplink, beside the VM's own bulk TCP";
     outcome.claim(Claim::new("sparse_p99_ms", what, "ms").at_most(3.0).measured(p99));
     let what = "the same with one queue for all frames";
-    let p99 = percentile(&fifo_waits, 99.0);
+    let p99 = percentile(&fifo.waits, 99.0);
     outcome.claim(Claim::new("sparse_fifo_p99_ms", what, "ms").measured(p99));
     let what = "rate of the bulk TCP beside the pings";
-    let bulk = bulk.min(fifo_bulk);
+    let bulk = codel.bulk.min(fifo.bulk);
     outcome.claim(Claim::new("sparse_bulk_mbps", what, "Mbit/s").measured(bulk));
-    outcome.series("pings, fq-codel", "% of the pings", distribution(&waits));
-    outcome.series("pings, fifo", "% of the pings", distribution(&fifo_waits));
+    outcome.series("pings, fq-codel", "% of the pings", distribution(&codel.waits));
+    outcome.series("pings, fifo", "% of the pings", distribution(&fifo.waits));
+    sparse_shared(ctx, outcome)
+}
+
+fn sparse_shared(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let link = Pacing::Link(LINK);
+    let flows = pings(ctx, terms_with_flows(link), true)?;
+    let plain = pings(ctx, terms(Order::FairShare, link), true)?;
+    let what = "p99 of a ping's way to the far side of a shared uplink with flow queues of VMs";
+    let claim = Claim::new("sparse_shared_p99_ms", what, "ms").at_most(3.0);
+    outcome.claim(claim.measured(percentile(&flows.waits, 99.0)));
+    let what = "the same without flow queues";
+    let claim = Claim::new("sparse_shared_plain_p99_ms", what, "ms");
+    outcome.claim(claim.measured(percentile(&plain.waits, 99.0)));
+    let what = "part of the shared uplink that the VM with the pings gets, 25 % by weight";
+    let claim = Claim::new("sparse_share_pct", what, "%").within(24.8, 25.2);
+    outcome.claim(claim.measured(flows.share));
+    let unit = "% of the pings";
+    outcome.series("pings, fair-share with flows", unit, distribution(&flows.waits));
+    outcome.series("pings, fair-share", unit, distribution(&plain.waits));
     Ok(())
 }
 
-/// Returns the times in ms that pings take to the far side of an uplink with the order `order`, and
-/// the rate of the same VM's bulk TCP on the wire, in Mbit/s.
-fn pings(ctx: &Context<'_>, order: Order) -> anyhow::Result<(Vec<f64>, f64)> {
+/// What a VM gets that sends pings and bulk TCP to an uplink.
+#[derive(Debug)]
+struct Pings {
+    /// Times of the pings to the far side of the uplink, in ms.
+    waits: Vec<f64>,
+    /// Rate of the VM's bulk TCP on the wire, in Mbit/s.
+    bulk: f64,
+    /// Part of all frames on the wire that is the VM's, in per cent.
+    share: f64,
+}
+
+/// Runs a VM with pings and bulk TCP to an uplink with a queue of the terms `terms`. If `beside` is
+/// true, another tenant also sends bulk TCP.
+fn pings(ctx: &Context<'_>, terms: QueueTerms, beside: bool) -> anyhow::Result<Pings> {
     let mut bed = Bed::new(ctx.seed);
-    let up = bed.add_output(Some(terms(order, Pacing::Link(LINK))))?;
-    let vm = bed.add_vm((0, 1), None)?;
+    let up = bed.add_output(Some(terms))?;
+    let vm = bed.add_vm((0, PING_WEIGHTS.0), None)?;
     let ping = Traffic { frames: Frames::Of(PING), flows: 1, pace: Pace::Every(PING_GAP) };
-    let ping = bed.send(vm, &[up], ping);
-    let bulk = bed.send(vm, &[up], large(Pace::Window(BULK)));
+    let mut streams = vec![bed.send(vm, &[up], ping)];
+    streams.push(bed.send(vm, &[up], large(Pace::Window(BULK))));
+    if beside {
+        let other = bed.add_vm((1, PING_WEIGHTS.1), None)?;
+        streams.push(bed.send(other, &[up], large(Pace::Window(BULK))));
+    }
     bed.warm_up(FINE, Nanos::from_millis(400));
-    let before = bed.count(bulk).wire;
+    let wire =
+        |bed: &Bed| -> Vec<u64> { streams.iter().map(|stream| bed.count(*stream).wire).collect() };
+    let before = wire(&bed);
     let length = length(ctx, SPARSE);
     bed.run(FINE, length);
-    let bits = float(bed.count(bulk).wire - before) * 8.0;
-    Ok((bed.waits(ping).to_vec(), bits / (ms(length) * 1e3)))
+    let rate = |(after, before): (u64, u64)| float(after - before) * 8.0 / (ms(length) * 1e3);
+    let rates: Vec<f64> = wire(&bed).into_iter().zip(before).map(rate).collect();
+    let (of_vm, all): (f64, f64) = (rates[..2].iter().sum(), rates.iter().sum());
+    let waits = bed.waits(streams[0]).to_vec();
+    Ok(Pings { waits, bulk: rates[1], share: 100.0 * of_vm / all })
 }
 
 fn picture(record: &Record) -> Picture {

@@ -75,6 +75,7 @@ impl Control {
             bound: Bound { bytes: QUEUE_BYTES, wait: Nanos::from_millis(10), excess: Excess::Hold },
             held_bytes: QUEUE_BYTES,
             frames: 4_096,
+            flows: false,
         };
         let uplink = QueueHome::new(terms, usize::from(PORTS), 2);
         let entitlement = |id: u16| {

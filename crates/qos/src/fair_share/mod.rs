@@ -17,8 +17,9 @@
 //! A tenant with frames is a client of a [`Discipline`]. The discipline among tenants is [`Vtrr`]
 //! for up to [`VTRR_MAX`] tenants, and [`Eevdf`] for more tenants. When the number of tenants falls
 //! to [`VTRR_AGAIN`], VTRR replaces EEVDF again. Within a tenant, VMs take turns by weighted DRR
-//! (`rounds`). The frames of a VM stay in order. Tenants and VMs without frames are not scheduled,
-//! so tenants and VMs with frames use the whole output (work conservation).
+//! (`rounds`). The frames of a VM stay in order. With flow queues ([`FairShare::with_flows`]), only
+//! the frames of each flow stay in order. Tenants and VMs without frames are not scheduled, so
+//! tenants and VMs with frames use the whole output (work conservation).
 //!
 //! # Bursts
 //!
@@ -70,6 +71,8 @@
 //! frame's turn comes, and the frame's bytes are never read. The discipline allocates no memory
 //! after its construction.
 //!
+//! With flow queues (`flows`), each frame also takes a turn among the flows of its VM.
+//!
 //! A VM that has a claim instead of frames (`claims`) costs a decision like a VM with frames, but
 //! its frames are not copied into the switch.
 //!
@@ -80,7 +83,7 @@
 //! VM joins or leaves, only its own tenant is affected.
 
 mod claims;
-pub(crate) mod queue;
+mod flows;
 mod rounds;
 mod weights;
 
@@ -88,9 +91,10 @@ use penstock_units::{Nanos, Weight};
 
 use crate::discipline::{Allowance, Discipline};
 use crate::eevdf::Eevdf;
+use crate::frame_pool::{Pool, Queue};
 use crate::vtrr::{self, Vtrr};
 pub use claims::Turn;
-use queue::{Pool, Queue};
+use flows::Tables;
 use rounds::{Place, Places, Ring};
 use weights::Weights;
 
@@ -220,6 +224,11 @@ struct Vm {
     account: Account,
     /// Expected bytes of the frames that the VM hands over next ([`FairShare::claim`]), or 0.
     claim: u32,
+    /// Number of the VM's flow queues in [`Tables`]. If the value is [`NONE`], the VM's frames wait
+    /// in `queue`. Otherwise, `queue` only counts them.
+    table: u32,
+    /// Bytes of the next frames for which the VM is not charged ([`FairShare::not_sent`]).
+    credit: u32,
 }
 
 impl Vm {
@@ -275,6 +284,7 @@ pub struct FairShare<T> {
     vms: Box<[Vm]>,
     weights: Weights,
     pool: Pool<T>,
+    flows: Tables,
     vtrr: Vtrr,
     eevdf: Eevdf,
     members: usize,
@@ -295,9 +305,16 @@ const fn narrow(slot: usize) -> u32 {
 }
 
 impl<T: Copy + Default> FairShare<T> {
-    /// Returns an output without tenants.
+    /// Returns an output without tenants, at which each VM has one queue.
     #[must_use]
     pub fn new(capacity: Capacity) -> Self {
+        Self::with_flows(capacity, 0, 0)
+    }
+
+    /// Returns an output without tenants. Up to `tables` VMs with frames have a queue for each of
+    /// their flows at the same time, of `flows` queues each.
+    #[must_use]
+    pub fn with_flows(capacity: Capacity, tables: usize, flows: u32) -> Self {
         let tenant = Tenant { there: false, weight: Weight::ONE, ring: Ring::EMPTY, chosen: NONE };
         let vm = Vm {
             tenant: NONE,
@@ -306,12 +323,15 @@ impl<T: Copy + Default> FairShare<T> {
             place: Place::new(Weight::ONE),
             account: Account::default(),
             claim: 0,
+            table: NONE,
+            credit: 0,
         };
         Self {
             tenants: vec![tenant; capacity.tenants].into_boxed_slice(),
             vms: vec![vm; capacity.vms].into_boxed_slice(),
             weights: Weights::new(capacity.vms),
             pool: Pool::new(capacity.frames),
+            flows: Tables::new(tables, flows),
             vtrr: Vtrr::new(capacity.tenants),
             eevdf: Eevdf::new(capacity.tenants),
             members: 0,
@@ -414,7 +434,7 @@ impl<T: Copy + Default> FairShare<T> {
         let Some(vm) = self.vms.get_mut(slot) else { return false };
         if vm.tenant == NONE {
             vm.tenant = narrow(tenant);
-            (vm.queue, vm.account) = (Queue::EMPTY, Account::default());
+            (vm.queue, vm.account, vm.credit) = (Queue::EMPTY, Account::default(), 0);
             vm.place = Place::new(weight);
         } else if vm.tenant != narrow(tenant) {
             return false;
@@ -431,7 +451,8 @@ impl<T: Copy + Default> FairShare<T> {
         true
     }
 
-    /// Removes a VM. The function calls `lost` with the handle of each waiting frame, in order.
+    /// Removes a VM. The function calls `lost` with the handle of each waiting frame, in the order
+    /// in which the VM would send them.
     pub fn remove_vm(&mut self, slot: usize, mut lost: impl FnMut(T)) {
         let Some(vm) = self.vms.get(slot) else { return };
         let tenant = vm.tenant as usize;
@@ -441,8 +462,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.settle();
         let vm = &self.vms[slot];
         if vm.is_active() {
-            while let Some(frame) = self.pool.pop(&mut self.vms[slot].queue) {
-                self.frames -= 1;
+            while let Some(frame) = self.take(slot) {
                 lost(frame.item);
             }
             self.put_claim(slot, 0);
@@ -472,18 +492,12 @@ impl<T: Copy + Default> FairShare<T> {
         let of = &mut self.tenants[tenant];
         let Some(vm) = of.ring.pick(&mut Slots(&mut self.vms)) else { return 0 };
         of.chosen = vm;
-        self.head(tenant)
-    }
-
-    /// Returns the length in bytes of a tenant's next frame or claim, or 0 if there is none.
-    fn head(&self, tenant: usize) -> u32 {
-        let vm = self.vms.get(self.tenants[tenant].chosen as usize);
-        vm.map_or(0, |vm| self.pool.head(&vm.queue).map_or(vm.claim, |frame| frame.bytes))
+        self.next_of(vm)
     }
 
     /// Reports to the discipline that a tenant has frames, or that the tenant's next frame changed.
     fn announce(&mut self, tenant: usize) {
-        let head = self.head(tenant);
+        let head = self.next_of(self.tenants[tenant].chosen);
         self.discipline().backlogged(tenant, head);
     }
 
@@ -537,16 +551,20 @@ impl<T: Copy + Default> FairShare<T> {
     /// Adds a frame of a VM to the VM's queue. The caller must have found with [`Self::room`] that
     /// the output accepts the frame.
     pub fn accept(&mut self, vm: usize, item: T, bytes: u32, now: Nanos) {
+        self.accept_flow(vm, 0, (item, bytes), now);
+    }
+
+    /// Adds a frame of a VM as [`Self::accept`] does. If the output has flow queues, `flow` is the
+    /// hash of the frame's flow.
+    pub fn accept_flow(&mut self, vm: usize, flow: u32, (item, bytes): (T, u32), now: Nanos) {
         debug_assert!(self.room(vm, bytes, now).is_ok(), "the caller looked for room");
         let (first, claims) = (self.vms[vm].queue.is_empty(), self.vms[vm].claim > 0);
         if first {
             // Another VM gets frames, so the next decision must see all charges.
             self.settle();
         }
-        let of = &mut self.vms[vm];
-        let tenant = of.tenant as usize;
-        self.pool.push(&mut of.queue, item, bytes, now);
-        self.frames += 1;
+        let tenant = self.vms[vm].tenant as usize;
+        self.put(vm, flow, (item, bytes), now);
         if first && claims {
             // The frame comes before the claim.
             if self.tenants[tenant].chosen == narrow(vm) {
@@ -572,18 +590,18 @@ impl<T: Copy + Default> FairShare<T> {
                 self.settle();
                 self.burst = Some(self.decide()?);
             }
-            let burst = self.burst.as_mut()?;
-            let slot = burst.vm as usize;
-            let vm = self.vms.get_mut(slot)?;
-            let frame = self.pool.pop(&mut vm.queue)?;
-            self.frames -= 1;
+            let slot = self.burst.as_ref()?.vm as usize;
+            let frame = self.take(slot)?;
+            let (burst, vm) = (self.burst.as_mut()?, self.vms.get_mut(slot)?);
             let waited = now.saturating_sub(frame.since);
             let late = vm.bound.excess == Excess::Drop && waited > vm.bound.wait;
             if late {
                 vm.account.dropped_late += 1;
             } else {
-                burst.sent = burst.sent.saturating_add(frame.bytes);
-                burst.last = frame.bytes;
+                let free = vm.credit.min(frame.bytes);
+                vm.credit -= free;
+                burst.last = frame.bytes - free;
+                burst.sent = burst.sent.saturating_add(burst.last);
                 vm.account.sent_bytes += u64::from(frame.bytes);
                 vm.account.sent_frames += 1;
             }
@@ -600,11 +618,10 @@ impl<T: Copy + Default> FairShare<T> {
 
     /// Whether the open burst permits the next frame of its VM, or the VM's claim.
     #[inline]
-    fn goes_on(&self) -> bool {
-        let Some(burst) = &self.burst else { return false };
-        let Some(vm) = self.vms.get(burst.vm as usize) else { return false };
-        let head = self.pool.head(&vm.queue).map_or(vm.claim, |frame| frame.bytes);
-        vm.is_active() && burst.permits(head)
+    fn goes_on(&mut self) -> bool {
+        let Some(burst) = self.burst else { return false };
+        let is_active = self.vms.get(burst.vm as usize).is_some_and(Vm::is_active);
+        is_active && burst.permits(self.next_of(burst.vm))
     }
 
     /// Chooses the tenant and the VM that send next. Returns their burst, which has no frames yet.
@@ -669,14 +686,6 @@ impl<T: Copy + Default> FairShare<T> {
     pub fn backlog(&self, vm: usize) -> (u32, u64) {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE);
         vm.map_or((0, 0), |vm| (vm.queue.frames, vm.queue.bytes))
-    }
-
-    /// Returns the time at which the first frame in a VM's queue arrived. Returns `None` if no
-    /// frame of the VM waits.
-    #[must_use]
-    pub fn oldest(&self, vm: usize) -> Option<Nanos> {
-        let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;
-        self.pool.head(&vm.queue).map(|frame| frame.since)
     }
 
     /// Returns the counters of a VM; `None` if the slot has no VM.

@@ -45,6 +45,8 @@
 //!   searches all queues for the largest one.
 //! - RFC 8290 drops up to 64 frames of the largest flow at once. Here the caller decides how many
 //!   frames leave. An eviction does not change the state of CoDel.
+//! - RFC 8290 has one set of queues for an output. An output that tenants share has a set for each
+//!   VM or class, so that no part depends on a number of flows.
 //! - Linux compares the bytes of all flows with the longest frame before a signal. Here only the
 //!   bytes of the flow itself count, because a flow without a backlog cannot become slower.
 //!
@@ -52,18 +54,24 @@
 //!
 //! Each function takes constant time per frame (amortised). Only [`FlowQueues::next`] has a loop:
 //! it visits a flow once for each turn, and once or twice after the flow became empty. A queue
-//! takes 104 bytes, so [`FLOWS`] queues take 104 KiB. A place for a frame takes 16 bytes and the
+//! takes 112 bytes, so [`FLOWS`] queues take 112 KiB. A place for a frame takes 16 bytes and the
 //! caller's handle. The structure allocates no memory after its construction.
+//!
+//! A [`FlowTable`] has the queues without the places for frames. The VMs of a `fair-share` output
+//! ([`crate::fair_share`]) and the queues of a `wfq` output ([`crate::wfq`]) can each have a table.
+//! The frames of all tables of an output are in one array.
 
+mod line;
 mod sizes;
+mod table;
 mod turns;
 
 use penstock_units::Nanos;
 
-use crate::codel::{Codel, Pace};
-use crate::fair_share::queue::{Pool, Queue};
-use sizes::Sizes;
-use turns::{ROUNDS_AHEAD, Turns};
+use crate::codel::Pace;
+use crate::frame_pool::Pool;
+pub(crate) use line::Line;
+pub use table::FlowTable;
 
 /// Default number of queues (RFC 8290 §5.2.4). Of 100 flows with frames, about 9 share a queue with
 /// another flow.
@@ -83,47 +91,11 @@ pub struct FlowDeparture<T> {
     pub waited: Nanos,
 }
 
-/// Queue and accounts of the flows with the same hash.
-#[derive(Clone, Debug)]
-struct Flow {
-    frames: Queue,
-    codel: Codel,
-    /// Bytes that the flow may still send in its turn. A negative account is a debt.
-    account: i64,
-    /// Length of the longest frame since the flow was last new, in bytes.
-    longest: u32,
-    /// Whether the flow has a turn. A flow keeps its turn for a while after its last frame.
-    has_turn: bool,
-}
-
-impl Flow {
-    fn new() -> Self {
-        let (frames, codel) = (Queue::EMPTY, Codel::new());
-        Self { frames, codel, account: 0, longest: 0, has_turn: false }
-    }
-
-    /// Adds the quanta that pay the flow's debt. Returns the number of rounds after which the flow
-    /// has its next turn. After a very long frame, a part of the debt remains.
-    fn pay(&mut self) -> u32 {
-        let quantum = i64::from(QUANTUM);
-        let due = self.account.saturating_neg() / quantum + 1;
-        let rounds = u32::try_from(due).unwrap_or(ROUNDS_AHEAD).clamp(1, ROUNDS_AHEAD);
-        self.account += i64::from(rounds) * quantum;
-        rounds
-    }
-}
-
 /// The flow queues of one output. The type `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct FlowQueues<T> {
-    flows: Box<[Flow]>,
+    table: FlowTable,
     pool: Pool<T>,
-    turns: Turns,
-    sizes: Sizes,
-    /// Number of frames that wait in all queues.
-    len: u32,
-    /// Bytes of the frames that wait in all queues.
-    bytes: u64,
 }
 
 impl<T: Copy + Default> FlowQueues<T> {
@@ -131,27 +103,19 @@ impl<T: Copy + Default> FlowQueues<T> {
     /// queues together.
     #[must_use]
     pub fn new(flows: u32, frames: u32) -> Self {
-        let flows = flows.max(1) as usize;
-        Self {
-            flows: vec![Flow::new(); flows].into_boxed_slice(),
-            pool: Pool::new(frames),
-            turns: Turns::new(flows),
-            sizes: Sizes::new(flows),
-            len: 0,
-            bytes: 0,
-        }
+        Self { table: FlowTable::new(flows), pool: Pool::new(frames) }
     }
 
     /// Number of frames that wait in all queues.
     #[must_use]
     pub const fn len(&self) -> u32 {
-        self.len
+        self.table.len()
     }
 
     /// Whether no frame waits.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Whether as many frames wait as possible.
@@ -163,21 +127,18 @@ impl<T: Copy + Default> FlowQueues<T> {
     /// Number of bytes that wait in all queues.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        self.bytes
+        self.table.bytes()
     }
 
-    /// Returns the number of waiting frames of the flow with the hash `hash`, and their number of
-    /// bytes.
+    /// Returns the queues, without their frames.
+    pub const fn table(&mut self) -> &mut FlowTable {
+        &mut self.table
+    }
+
+    /// Returns the backlog of a flow ([`FlowTable::backlog`]).
     #[must_use]
     pub fn backlog(&self, hash: u32) -> (u32, u64) {
-        let Queue { frames, bytes, .. } = self.flows[self.slot_of(hash) as usize].frames;
-        (frames, bytes)
-    }
-
-    /// Returns the number of the queue for a hash, which the upper bits of the hash decide.
-    fn slot_of(&self, hash: u32) -> u32 {
-        let wide = u64::from(hash) * self.flows.len() as u64;
-        u32::try_from(wide >> 32).unwrap_or(0)
+        self.table.backlog(hash)
     }
 
     /// Adds a frame of the flow with the hash `hash` at the time `now`. The argument `bytes` is the
@@ -186,83 +147,32 @@ impl<T: Copy + Default> FlowQueues<T> {
         if self.pool.is_full() {
             return false;
         }
-        let slot = self.slot_of(hash);
         // Every frame counts, so that each flow with frames can lose one.
-        let bytes = bytes.max(1);
-        let flow = &mut self.flows[slot as usize];
-        self.pool.push(&mut flow.frames, item, bytes, now);
-        if flow.has_turn {
-            flow.longest = flow.longest.max(bytes);
-        } else {
-            (flow.has_turn, flow.longest) = (true, bytes);
-            flow.account = i64::from(QUANTUM);
-            self.turns.enter(slot);
-        }
-        self.sizes.set(slot, flow.frames.bytes);
-        self.len += 1;
-        self.bytes += u64::from(bytes);
+        self.table.push(&mut self.pool, hash, (item, bytes.max(1)), now);
         true
     }
 
     /// Removes and returns the frame that the output sends next. Returns `None` if no frame waits.
     pub fn next(&mut self, now: Nanos) -> Option<FlowDeparture<T>> {
-        if self.len == 0 {
-            return None;
-        }
-        loop {
-            let turn = self.turns.first()?;
-            let flow = self.flows.get_mut(turn.flow as usize)?;
-            if flow.account <= 0 {
-                self.turns.leave();
-                self.turns.follow(turn.flow, flow.pay());
-                continue;
-            }
-            let Some(frame) = self.pool.pop(&mut flow.frames) else {
-                self.turns.leave();
-                flow.has_turn = turn.is_new && self.turns.has_old();
-                if flow.has_turn {
-                    self.turns.follow(turn.flow, 1);
-                }
-                continue;
-            };
-            flow.account -= i64::from(frame.bytes);
-            self.left(turn.flow, frame.bytes);
-            let waited = now.saturating_sub(frame.since);
-            return Some(FlowDeparture { item: frame.item, bytes: frame.bytes, waited });
-        }
+        let frame = self.table.pop(&mut self.pool)?;
+        let waited = now.saturating_sub(frame.since);
+        Some(FlowDeparture { item: frame.item, bytes: frame.bytes, waited })
     }
 
     /// Removes and returns the first frame of a flow with many waiting bytes: at least half as many
     /// as any other flow. Returns `None` if no frame waits.
     pub fn evict(&mut self) -> Option<T> {
-        let slot = self.sizes.largest()?;
-        let frame = self.pool.pop(&mut self.flows.get_mut(slot as usize)?.frames)?;
-        self.left(slot, frame.bytes);
-        Some(frame.item)
+        self.table.evict(&mut self.pool).map(|frame| frame.item)
     }
 
-    /// Counts a frame of `bytes` bytes that left the queue `slot`.
-    fn left(&mut self, slot: u32, bytes: u32) {
-        self.sizes.set(slot, self.flows[slot as usize].frames.bytes);
-        self.len -= 1;
-        self.bytes -= u64::from(bytes);
-    }
-
-    /// Whether a departing frame of the flow with the hash `hash` is to signal congestion. The
-    /// frame waited for `waited`. If the caller drops the frame, it calls [`Self::not_sent`], and
-    /// this function again for the next frame.
+    /// Whether a departing frame is to signal congestion ([`FlowTable::signals`]).
     pub fn signals(&mut self, hash: u32, waited: Nanos, pace: Pace, now: Nanos) -> bool {
-        let slot = self.slot_of(hash);
-        let flow = &mut self.flows[slot as usize];
-        let backlog = flow.frames.bytes > u64::from(flow.longest);
-        flow.codel.signals(waited, pace, backlog, now)
+        self.table.signals(hash, waited, pace, now)
     }
 
-    /// Gives the flow with the hash `hash` back `bytes` bytes of a frame that [`Self::next`]
-    /// returned, because the caller does not send them.
+    /// Gives a flow bytes back that the caller does not send ([`FlowTable::not_sent`]).
     pub fn not_sent(&mut self, hash: u32, bytes: u32) {
-        let slot = self.slot_of(hash);
-        self.flows[slot as usize].account += i64::from(bytes);
+        self.table.not_sent(hash, bytes);
     }
 }
 

@@ -67,7 +67,7 @@ impl Bed {
     fn fill(&mut self, queue: usize) {
         while self.awake[queue] && self.wfq.backlog(queue).0 < 2 {
             let bytes = self.lengths.of(queue + self.kinds);
-            self.wfq.offer((queue, false), self.number, bytes, Nanos(0)).unwrap();
+            self.wfq.offer((queue, false), 0, (self.number, bytes), Nanos(0)).unwrap();
             self.waiting[queue].push_back(self.number);
             self.number = self.number.wrapping_add(1);
         }
@@ -209,7 +209,7 @@ proptest! {
         for (n, (queue, bytes, pause, go)) in steps.into_iter().enumerate() {
             now += pause;
             let was_empty = wfq.backlog(queue).0 == 0;
-            match wfq.offer((queue, false), n, bytes, Nanos(now)) {
+            match wfq.offer((queue, false), 0, (n, bytes), Nanos(now)) {
                 Ok(()) => waiting[queue].push_back((n, bytes)),
                 Err(_) => prop_assert!(!was_empty || wfq.len() > 16, "an empty queue has room"),
             }

@@ -54,6 +54,7 @@ fn home(pacing: Pacing) -> Arc<QueueHome> {
         bound: Bound::default(),
         held_bytes: 262_144,
         frames: 4_096,
+        flows: false,
     };
     QueueHome::new(terms, PORTS, PORTS)
 }

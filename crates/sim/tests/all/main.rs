@@ -18,5 +18,6 @@ mod receiving;
 mod snapshots;
 mod testbed;
 mod vcpu;
+mod vm_flows;
 mod waiting;
 mod wfq;

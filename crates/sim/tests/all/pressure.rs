@@ -38,6 +38,7 @@ fn fair(mbps: u64, bytes: u64, frames: u32) -> QueueTerms {
         pacing: Pacing::Link(BitsPerSecond(mbps * 1_000_000)),
         bound: Bound { bytes, ..Bound::default() },
         frames,
+        flows: false,
     }
 }
 

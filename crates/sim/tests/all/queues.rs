@@ -25,13 +25,14 @@ fn fair(link: u64) -> QueueTerms {
         pacing: Pacing::Link(BitsPerSecond(link)),
         bound: Bound::default(),
         frames: 4_096,
+        flows: false,
     }
 }
 
 fn shaped(rate: u64, kind: ShaperKind) -> QueueTerms {
     let pacing = Pacing::Shaped(ShapeTerms { rate: BitsPerSecond(rate), kind });
     let bound = Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop };
-    QueueTerms { held_bytes: 262_144, order: Order::Fifo, pacing, bound, frames: 512 }
+    QueueTerms { held_bytes: 262_144, order: Order::Fifo, pacing, bound, frames: 512, flows: false }
 }
 
 fn world(config: &WorldConfig) -> World {
@@ -369,6 +370,7 @@ fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
             pacing: Pacing::None,
             bound,
             frames: 512,
+            flows: false,
         };
         let home = QueueHome::new(terms, 64, 64);
         world.set_policy(victim, |policy| policy.queue = Some(home));

@@ -127,6 +127,7 @@ fn a_queue_takes_permitted_traffic_from_outside() {
         pacing: Pacing::None,
         bound,
         frames: 512,
+        flows: false,
     };
     let home = QueueHome::new(terms, 16, 16);
     world.set_policy(to, |policy| policy.queue = Some(home));
@@ -161,6 +162,7 @@ fn wait_for(world: &mut World, port: PortHandle, policer: EgressPolicer) {
         pacing: Pacing::None,
         bound,
         frames: 4_096,
+        flows: false,
     };
     let home = QueueHome::new(terms, 16, 16);
     let policer = Arc::new(policer);

@@ -46,6 +46,7 @@ fn uplink(config: &WorldConfig, classes: Arc<Classes>, tenants: &[Tenant]) -> Up
         pacing: Pacing::Link(BitsPerSecond(LINK)),
         bound: Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop },
         frames: 4_096,
+        flows: false,
     };
     let home = QueueHome::new(terms, 64, 64);
     home.set_classes(classes);

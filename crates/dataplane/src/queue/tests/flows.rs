@@ -16,13 +16,17 @@ fn flow_queues(mbps: u64, bytes: u64) -> Bench {
 
 proptest! {
     /// Checks that an output with flow queues sends or reports each frame once, sends the frames of
-    /// a flow in order, and frees all memory.
+    /// a flow in order, and frees all memory. The flow queues are those of the output, of each VM
+    /// or of each code point.
     #[test]
     fn flow_queues_lose_no_frame_and_no_buffer(
         steps in proptest::collection::vec(step(), 1..120),
         own in any::<bool>(),
+        order in 0..3_usize,
     ) {
-        let mut bench = Bench::new(terms(Order::FqCodel, Excess::Drop), own, false);
+        let order = [Order::FqCodel, Order::FairShare, Order::Wfq][order];
+        let terms = QueueTerms { flows: true, ..terms(order, Excess::Drop) };
+        let mut bench = Bench::new(terms, own, false);
         let (all, mut last) = (bench.free(), BTreeMap::new());
         let (mut came, mut lost, mut sent) = (0, 0, 0);
         for step in steps {
@@ -61,7 +65,10 @@ proptest! {
                         prop_assert_eq!(buffers.send(&held).frames as usize, held.len());
                     }
                 }
-                Step::Leave(port) => queue.forget(memory, port, |_| unreachable!()),
+                Step::Leave(port) => queue.forget(memory, port, |_| {
+                    assert_eq!(order, Order::FairShare, "the frames belong to the receiver");
+                    lost += 1;
+                }),
                 Step::Weigh(_) => {}
             }
             prop_assert_eq!(bench.queue.len() + lost + sent, came);
@@ -229,10 +236,13 @@ fn flow_queues_cut_segments_that_take_more_than_a_millisecond() {
     };
     let mut batch = Batch::new();
     batch.push(&bytes, offload).unwrap();
-    let cuts = |mbps| {
-        let mut bench = flow_queues(mbps, 1 << 20);
-        bench.queue.cuts((&batch, 0), &source(1), 1 << 20, Nanos(1))
-    };
-    // The segment takes 2.5 ms at 100 Mbit/s.
-    assert_eq!([10, 100, 200, 300, 1_000].map(cuts), [true, true, true, false, false]);
+    for shared in [false, true] {
+        let cuts = |mbps| {
+            let mut bench =
+                if shared { vm_flows::output(mbps) } else { flow_queues(mbps, 1 << 20) };
+            bench.queue.cuts((&batch, 0), &source(1), 1 << 20, Nanos(1))
+        };
+        // The segment takes 2.5 ms at 100 Mbit/s.
+        assert_eq!([10, 100, 200, 300, 1_000].map(cuts), [true, true, true, false, false]);
+    }
 }

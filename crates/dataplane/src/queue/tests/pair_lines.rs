@@ -35,7 +35,8 @@ impl Uplink {
         let pacing = Pacing::Link(BitsPerSecond(10_000 * MBIT));
         let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
         let order = Order::Wfq;
-        let terms = QueueTerms { held_bytes: 262_144, pacing, bound, frames: 1_024, order };
+        let terms =
+            QueueTerms { held_bytes: 262_144, pacing, bound, frames: 1_024, order, flows: false };
         let (mut queue, mut store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(cells));
         queue.change(pacing, None, classes([1; 4], false), Nanos(1));
         let memory = &mut Memory::of(&mut store, &mut []);

@@ -119,6 +119,7 @@ impl Bed {
             pacing,
             bound: Bound::default(),
             frames: 4_096,
+            flows: false,
         };
         let home = QueueHome::new(terms, 8, 8);
         let policy = |id| {

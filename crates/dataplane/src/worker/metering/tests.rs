@@ -54,6 +54,7 @@ fn home(port: u16) -> Arc<QueueHome> {
         bound: Bound::default(),
         held_bytes: 0,
         frames: 64,
+        flows: false,
     };
     QueueHome::new(terms, usize::from(PORTS), 4)
 }

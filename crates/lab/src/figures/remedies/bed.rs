@@ -258,7 +258,14 @@ impl Bed {
         pacing: Pacing,
         bound: Bound,
     ) -> Arc<QueueHome> {
-        let terms = QueueTerms { order, pacing, bound, held_bytes: bound.bytes, frames: 4_096 };
+        let terms = QueueTerms {
+            order,
+            pacing,
+            bound,
+            held_bytes: bound.bytes,
+            frames: 4_096,
+            flows: false,
+        };
         let home = QueueHome::new(terms, PORTS, PORTS);
         if order == Order::Wfq {
             self.port(name).queue = Some(Arc::clone(&home));

@@ -19,7 +19,7 @@
 //! | `wire_share_error_pct` | `shares` |
 //! | `paced_utilisation_pct_min` | `full` |
 //! | `hold_lost_frames`, `other_output_kept_pct` | `pressed` |
-//! | `sparse_p99_ms` | `sparse` |
+//! | `sparse_p99_ms`, `sparse_shared_p99_ms` | `sparse` |
 //! | `inbound_share_error_pct`, `inbound_tcp_share_error_pct` (shown) | `inbound` |
 //! | `penstock_...`, `htb_...`, `fifo_...`, which are shown | `beside` |
 //! | `snapshot_worst_turn_us` | [`super::snapshots`] |

@@ -14,6 +14,8 @@ pub(crate) struct Frame<T> {
 }
 
 /// First-in, first-out queue of frames in a [`Pool`]. A [`Pool`] stores the frames of all queues.
+/// The numbers of frames and bytes may also be those of several queues together, of which each has
+/// frames of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue {
     head: u32,
@@ -26,7 +28,7 @@ impl Queue {
     pub const EMPTY: Self = Self { head: NIL, tail: NIL, frames: 0, bytes: 0 };
 
     pub const fn is_empty(&self) -> bool {
-        self.head == NIL
+        self.frames == 0
     }
 }
 

@@ -17,9 +17,8 @@
 //! wait in the ring, where TCP loses none.
 //!
 //! Frames that wait use the whole rate of their bucket, so the headroom need not be larger. Buckets
-//! count frames without preamble and gap, while the tenant's lane counts both, like a link. So full
-//! frames at the rate of a bucket take 1.6 % more of a link than the bucket's rate. The lane delays
-//! frames above the tenant's guarantee at the sender.
+//! count bytes on a link, as the tenant's lane does. With more, frames of all pairs would wait once
+//! more in the lane, where pairs do not get their parts.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +32,7 @@ use penstock_units::Nanos;
 use super::{PairUse, VmTerms, part, received, sent};
 
 /// Ratio of the rate of a pair's bucket to the pair's limit, in thousandths.
-const HEADROOM: u64 = 1_020;
+const HEADROOM: u64 = 1_010;
 
 /// Tenant of a VM whose pairs are measured, and the tenant's guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

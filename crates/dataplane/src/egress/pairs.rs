@@ -28,7 +28,7 @@ use super::{ALL, Around, Delivery, Egress, List, Way, mark};
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
 use crate::congestion::{Signal, signal};
 use crate::headers::{dscp_of, is_ect, is_pure_ack};
-use crate::ingress_policer::on_wire;
+use crate::ingress_policer::{link_bytes, on_wire};
 use crate::offload::Offload;
 use crate::pairs::{destination, flow, marker};
 use crate::snapshot::PortPolicy;
@@ -282,7 +282,7 @@ fn meter(
             metered.passed.push(i);
             continue;
         }
-        let size = on_wire(batch, at);
+        let size = pair_size(table, batch, at);
         let passes = match table.send(source.0, destination(head), size, now) {
             Sending::Free | Sending::Pass => true,
             Sending::Ask(slot) => {
@@ -316,6 +316,16 @@ fn meter(
     metered
 }
 
+/// Returns the size of frame `i` as a table of pairs counts it. Limits to guarantees count bytes on
+/// a link, like the lane of the tenant and the link itself.
+pub(super) fn pair_size(table: &PairTable, batch: &Batch, i: usize) -> Size {
+    let size = on_wire(batch, i);
+    match table.limits() {
+        PairLimits::Guarantees => Size { bytes: link_bytes(size), ..size },
+        PairLimits::Rates => size,
+    }
+}
+
 /// Makes frame `i` signal congestion to its sender. Returns false if the frame is lost as the
 /// signal. A frame with other outputs stays unchanged.
 fn stays_with_signal(batch: &mut Batch, i: usize) -> bool {
@@ -336,9 +346,9 @@ fn passes_with_signal(
     if table.limits() == PairLimits::Rates && is_ect(batch.head(i)) {
         return true;
     }
-    let before = on_wire(batch, i);
+    let before = pair_size(table, batch, i);
     let passes = stays_with_signal(batch, i);
-    let left = if passes { on_wire(batch, i) } else { Size::default() };
+    let left = if passes { pair_size(table, batch, i) } else { Size::default() };
     let lost = Size {
         bytes: before.bytes.saturating_sub(left.bytes),
         frames: before.frames.saturating_sub(left.frames),

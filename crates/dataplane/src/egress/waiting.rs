@@ -10,6 +10,7 @@ use penstock_units::{Nanos, PortId, QueueId};
 
 use super::account::{count_loss, drops};
 use super::direct::Whole;
+use super::pairs::pair_size;
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_BYTES, BATCH_FRAMES, Batch, FRAME_MAX};
 use crate::capture::Captures;
@@ -235,7 +236,9 @@ impl Egress {
         let PortSlot { queues, output: queue, .. } = &mut around.ports[usize::from(output)];
         let caps = queues.iter().find(|queue| queue.tx_ready()).map(|queue| queue.caps());
         let Some((queue, caps)) = queue.as_deref_mut().zip(caps) else {
-            late.iter().for_each(|(i, slot)| table.refuse(*slot, on_wire(batch, usize::from(*i))));
+            late.iter().for_each(|(i, slot)| {
+                table.refuse(*slot, pair_size(table, batch, usize::from(*i)))
+            });
             delivery.pair_limit += late.len() as u64;
             return;
         };
@@ -253,7 +256,7 @@ impl Egress {
                     wakes |= earlier;
                 }
                 Err(_) => {
-                    table.refuse(slot, on_wire(part, i));
+                    table.refuse(slot, pair_size(table, part, i));
                     delivery.pair_limit += 1;
                 }
             }

@@ -39,9 +39,18 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::headers::is_ce;
 use crate::ingress_policer::on_wire;
-use crate::snapshot::Snapshot;
 use marker::Marker;
 use own_code_point::restore;
+
+/// What is known about the ports that frames from an uplink go to.
+pub(crate) trait Receivers {
+    /// Whether a port leads out of the host.
+    fn leads_out(&self, port: u16) -> bool;
+
+    /// Returns the code point of the tenant whose VMs get a frame from the uplink `uplink`. Returns
+    /// `None` if a port without a code point also gets the frame.
+    fn code_point(&self, verdict: Verdict, uplink: u16) -> Option<u8>;
+}
 
 /// Returns the MAC address at `at` in the low 48 bits; 0 if the frame is too short.
 fn mac_at(head: &[u8], at: usize) -> u64 {
@@ -65,20 +74,20 @@ pub(crate) fn arrive(
     uplink: u16,
     now: Nanos,
     counters: &[Option<Arc<PortCounters>>],
-    snapshot: &Snapshot,
+    receivers: &impl Receivers,
 ) {
     let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
     let counts = table.limits() == PairLimits::Rates;
     for i in 0..batch.len() {
         let verdict = batch.at(i).verdict;
         if marker::is_marker(batch.head(i)) {
-            let passes = matches!(verdict, Verdict::Output(port) if snapshot.is_shared(port));
+            let passes = matches!(verdict, Verdict::Output(port) if receivers.leads_out(port));
             if !passes {
                 batch.at_mut(i).verdict = intercept(table, batch, i, uplink, now);
             }
             continue;
         }
-        restore(table, batch, i, (uplink, snapshot), now);
+        restore(table, batch, i, receivers.code_point(verdict, uplink), now);
         let Verdict::Output(port) = verdict else { continue };
         if !counts || !table.is_limited(port) {
             continue;
@@ -132,7 +141,7 @@ mod tests {
     use super::*;
     use crate::headers::{dscp_of, mark};
     use crate::offload::Offload;
-    use crate::snapshot::{Domain, PortPolicy};
+    use crate::snapshot::{Domain, PortPolicy, Snapshot};
     use penstock_qos::pair_table::{Answer, Question, VmRates};
     use penstock_units::{BitsPerSecond, Vid};
     use proptest::prelude::*;

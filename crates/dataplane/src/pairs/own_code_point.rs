@@ -24,20 +24,19 @@ use penstock_units::Nanos;
 use super::{flow, mac_at};
 use crate::batch::{Batch, Verdict};
 use crate::headers::{dscp_of, mark};
-use crate::snapshot::Snapshot;
 
-/// Restores the code point of frame `i` of a classified batch that arrived through the uplink
-/// `uplink`.
+/// Restores the code point of frame `i` of a classified batch that arrived through an uplink. VMs
+/// of the tenant with the code point `fabric` get the frame.
 #[inline]
 pub(super) fn restore(
     table: &PairTable,
     batch: &mut Batch,
     i: usize,
-    (uplink, snapshot): (u16, &Snapshot),
+    fabric: Option<u8>,
     now: Nanos,
 ) {
     let (verdict, head) = (batch.at(i).verdict, batch.head(i));
-    let Some(fabric) = code_point_of(snapshot, verdict, uplink) else { return };
+    let Some(fabric) = fabric else { return };
     if dscp_of(head) != fabric {
         return;
     }
@@ -61,20 +60,4 @@ fn announced(table: &PairTable, port: u16, head: &[u8], now: Nanos) -> u8 {
     let pair = PairKey::new(port, mac_at(head, 6));
     let of = pair.zip(flow::number(head));
     of.map_or(0, |(pair, flow)| code_points.code_point(pair, flow, now))
-}
-
-/// Returns the code point of the tenant whose VMs get a frame. Returns `None` if a port without a
-/// code point also gets the frame.
-#[inline]
-fn code_point_of(snapshot: &Snapshot, verdict: Verdict, uplink: u16) -> Option<u8> {
-    let of = |port: u16| snapshot.port(port).and_then(|policy| policy.dscp);
-    let members = match verdict {
-        Verdict::Output(port) => return of(port),
-        Verdict::Drop(_) => return None,
-        Verdict::Flood(domain) => &snapshot.domain(domain)?.members,
-        Verdict::OutputSet(set) => snapshot.output_sets.get(usize::from(set))?,
-    };
-    let mut all = members.iter().filter(|port| **port != uplink).map(|port| of(*port));
-    let first = all.next()??;
-    all.all(|other| other == Some(first)).then_some(first)
 }

@@ -25,9 +25,9 @@
 //! several queues. With [`Order::FqCodel`], each flow has its own queue, and the largest flow loses
 //! a frame if there is no room.
 //!
-//! With [`QueueTerms::flows`], each flow has its own queue within the queue of its VM or of its code
-//! point, and the largest flow of the same queue loses the frame. No frame is left in a VM's ring
-//! then, because frames in a ring have a single order.
+//! With [`QueueTerms::flows`], each flow has its own queue within the queue of its VM or of its
+//! code point, and the largest flow of the same queue loses the frame. No frame is left in a VM's
+//! ring then, because frames in a ring have a single order.
 //!
 //! # Cost
 //!

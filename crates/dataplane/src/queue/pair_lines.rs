@@ -30,6 +30,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use penstock_qos::pair_table::{PAIRS_MAX, PairTable};
+use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 
 use super::{CELL, Stored};
@@ -146,7 +147,8 @@ impl PairLines {
         let source = self.sources.get_mut(usize::from(frame.source))?;
         let (line, at) = (self.lines.get_mut(slot)?, self.free);
         let place = self.places.get_mut(at as usize)?;
-        if !self.table.waits(frame.source, slot, frame.size, now) {
+        let size = Size { bytes: frame.wire(), ..frame.size };
+        if !self.table.waits(frame.source, slot, size, now) {
             return None;
         }
         self.free = place.next;
@@ -183,9 +185,8 @@ impl PairLines {
             let Place { frame, tenant, since, .. } = self.first(slot)?;
             let late = now.saturating_sub(since) > most;
             if late {
-                self.table.lost(slot, frame.size.bytes);
-            } else if let Err(more) = self.table.departs(frame.source, slot, frame.size.bytes, now)
-            {
+                self.table.lost(slot, frame.wire());
+            } else if let Err(more) = self.table.departs(frame.source, slot, frame.wire(), now) {
                 self.due.pop();
                 self.due.push(Reverse((now + more.max(STEP), slot)));
                 continue;
@@ -199,7 +200,7 @@ impl PairLines {
     pub(super) fn pop(&mut self) -> Option<Stored> {
         let Reverse((_, slot)) = *self.due.peek()?;
         let Place { frame, .. } = self.first(slot)?;
-        self.table.lost(slot, frame.size.bytes);
+        self.table.lost(slot, frame.wire());
         self.remove_first(slot);
         Some(frame)
     }

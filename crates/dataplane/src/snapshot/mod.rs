@@ -8,6 +8,7 @@ mod changes;
 pub mod matching;
 mod policy;
 mod port_qos;
+mod receivers;
 pub mod rules;
 pub(crate) mod signature;
 pub(crate) mod tables;

@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(announced(OTHER, 0..10, ms(40)), 10);
         // A flow that mixes two code points on each frame uses a small part of the rate.
         let mixes = |at: &u64| {
-            let dscp = if at % 2 == 0 { EF } else { 34 };
+            let dscp = if at.is_multiple_of(2) { EF } else { 34 };
             points.announces(pair(1), 1, dscp, ms(at / 10))
         };
         let mixes = (0..10_000).filter(mixes).count();

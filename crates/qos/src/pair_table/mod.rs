@@ -401,13 +401,13 @@ impl PairTable {
                 slot.count(size, false);
                 return Sending::Refuse;
             }
-            let signals = slot.pressure.signals(false, size, now);
+            let signals = slot.pressure.signals(false, slot.bucket.frame_time(), size, now);
             let asks = !signals && self.asks(vm, slot, now);
             return Sending::Wait(Delayed { slot: at, signals, asks });
         }
         slot.count(size, true);
         slot.pressure.rest(now);
-        if vm.pressure.signals(relaxed, size, now) {
+        if vm.pressure.signals(relaxed, vm.send.frame_time(), size, now) {
             Sending::Signal(at)
         } else if self.asks(vm, slot, now) {
             Sending::Ask(at)

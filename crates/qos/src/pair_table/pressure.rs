@@ -11,7 +11,9 @@
 //! know how long frames wait in a ring. If the VM's bucket is never half full for [`INTERVAL`],
 //! frames of the VM waited almost all the time. One frame then signals congestion, and further
 //! frames do so at CoDel's growing rate until the bucket is half full again. At least
-//! [`SIGNAL_FRAMES`] frames are between two signals.
+//! [`WAIT_FRAMES`] frames are between two signals: a VM of 1 Mbit/s may have a dozen flows, whose
+//! windows would otherwise be too small for anything but retransmission timeouts. For the same
+//! reason, the interval lasts at least [`INTERVAL_FRAMES`] full frames.
 //!
 //! The frames of a pair wait in a line ([`super::PairTable::waits`]). The same rule applies to a
 //! pair whose line is never empty for [`INTERVAL`].
@@ -33,8 +35,12 @@ pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
 /// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
 /// timeout.
 pub(super) const SIGNAL_FRAMES: u64 = 32;
+/// Smallest number of frames between two frames that signal congestion while frames wait.
+const WAIT_FRAMES: u64 = 64;
 /// Time without a pause after which a VM's frames signal congestion (RFC 8289 §4.3).
 const INTERVAL: Nanos = Nanos::from_millis(100);
+/// Smallest length of the interval in full frames at the rate of the bucket.
+const INTERVAL_FRAMES: u64 = 32;
 /// Smallest frame that signals congestion, in bytes. To lose an acknowledgement slows nobody down.
 const SIGNAL_BYTES: u32 = 600;
 
@@ -75,8 +81,9 @@ impl Pressure {
     }
 
     /// Whether a frame that passes should signal congestion. `relaxed` is true if the VM's bucket
-    /// was at least half full before the frame.
-    pub(super) fn signals(&self, relaxed: bool, size: Size, now: Nanos) -> bool {
+    /// was at least half full before the frame. A full frame takes the time `frame` at the rate of
+    /// the bucket.
+    pub(super) fn signals(&self, relaxed: bool, frame: Nanos, size: Size, now: Nanos) -> bool {
         let passed = u64::from(size.frames);
         let passed = self.frames.fetch_add(passed, Ordering::Relaxed).wrapping_add(passed);
         if relaxed {
@@ -84,11 +91,12 @@ impl Pressure {
             return false;
         }
         let since = now.0.saturating_sub(self.relaxed.load(Ordering::Relaxed));
-        if since < INTERVAL.0 || passed < SIGNAL_FRAMES || size.bytes < SIGNAL_BYTES {
+        let interval = frame.0.saturating_mul(INTERVAL_FRAMES).max(INTERVAL.0);
+        if since < interval || passed < WAIT_FRAMES || size.bytes < SIGNAL_BYTES {
             return false;
         }
         let number = self.signals.load(Ordering::Relaxed);
-        let every = INTERVAL.0 / number.isqrt().max(1);
+        let every = interval / number.isqrt().max(1);
         let signals = is_due(&self.next, now, Nanos(every.max(SIGNAL_EVERY.0)));
         if signals {
             self.signals.store(number.saturating_add(1), Ordering::Relaxed);

@@ -207,6 +207,12 @@ impl PacedBucket {
         i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
     }
 
+    /// Returns the time of a full frame at the bucket's rate.
+    pub(super) fn frame_time(&self) -> Nanos {
+        let rate = self.rate.load(Ordering::Relaxed);
+        Nanos((FULL_FRAME * 8_000_000_000).checked_div(rate).unwrap_or(0))
+    }
+
     /// Returns the number of full frames that the bucket's tokens and 1 ms of its rate allow, at
     /// least 1. The number leaves out tokens since the last refill.
     pub(super) fn frames(&self) -> usize {

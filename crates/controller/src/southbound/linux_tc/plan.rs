@@ -106,8 +106,9 @@ pub(super) fn steps(
     // A new class is created in its final state. The map may refer to it afterwards.
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
     all.extend(new.map(class));
+    let frames = settings.frames_at(rate);
     for queue in queues().filter(|queue| !read.pairs.contains(queue)) {
-        all.extend(requests::fifos(port, queue, settings.frames, read.inner.contains(&queue)));
+        all.extend(requests::fifos(port, queue, frames, read.inner.contains(&queue)));
     }
     if read.map.as_ref() != Some(&target.map) {
         all.push(requests::map(port, &target.map));

@@ -30,6 +30,8 @@ use penstock_guest::clock;
 
 /// Name of the switch in the topology.
 const NAME: &str = "core-0";
+/// Bytes that may wait in each queue of a port, about as many as in a queue of a bridge.
+const QUEUE_BYTES: u32 = 131_072;
 /// Maximum time until a switch that was started answers.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -79,7 +81,8 @@ pub(super) fn text(plan: &Plan, place: CorePlace<'_>) -> String {
             text,
             "[[port]]\nname = \"{port}\"\npacket.interface = \"{port}\"\n\
              packet.netns = \"{netns}\"\npacket.offloads = false\ntrunk = [\"{first}-{last}\"]\n\
-             link = \"{link}M\"\negress = \"wfq\"\nwfq = {{ queues = {queues} }}\n\n"
+             link = \"{link}M\"\negress = \"wfq\"\nwfq = {{ queues = {queues} }}\n\
+             queue = {{ bytes = {QUEUE_BYTES} }}\n\n"
         );
     }
     text

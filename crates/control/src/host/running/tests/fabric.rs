@@ -329,7 +329,7 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
         Sending::Ask(slot) => table.question(slot).unwrap(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(ask(60).rate.0, 10_200_000, "half of the guarantee, and the headroom of a bucket");
+    assert_eq!(ask(60).rate.0, 10_100_000, "half of the guarantee, and the headroom of a bucket");
     period();
     let question = ask(110);
     assert_eq!((question.rate.0, question.part.0), (10_000_000, 20_000_000));

@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn slow_ports_have_short_fifos() {
-        let frames = |mbps| Settings::default().frames_at(BitsPerSecond(mbps * 1_000_000));
+        let frames = |mbps: u64| Settings::default().frames_at(BitsPerSecond(mbps * 1_000_000));
         assert_eq!([1, 50, 200, 1_000, 100_000].map(frames), [64, 101, 405, 500, 500]);
         let short = Settings { frames: 20, ..Settings::default() };
         assert_eq!(short.frames_at(BitsPerSecond(0)), 20);

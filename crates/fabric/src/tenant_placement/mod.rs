@@ -15,8 +15,8 @@
 //! The search visits the layers from the servers up, and stops at the first layer with a tree that
 //! has room. Of all trees in the lowest layer with room, the search chooses the tree with the least
 //! cost, and the first of several such trees. With [`Choice::FirstFit`], the search chooses the
-//! first tree with room, whatever its cost. In a tree, VMs are placed so that the least bandwidth is
-//! reserved (`exact`). A refusal states the constraint that excludes the request, and similar
+//! first tree with room, whatever its cost. In a tree, VMs are placed so that the least bandwidth
+//! is reserved (`exact`). A refusal states the constraint that excludes the request, and similar
 //! requests that would fit ([`Refusal`]).
 //!
 //! # Invariants

@@ -36,7 +36,7 @@ use penstock_controller::wire::OPERATOR_BYTES_MAX;
 use penstock_controller::wire::v1::operator_service_server::OperatorServiceServer;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tonic::transport::Server;
 
 use crate::cli::ControllerRunArgs;
@@ -186,11 +186,7 @@ async fn serve(
     let failed = tokio::select! {
         _ = term.recv() => None,
         _ = int.recv() => None,
-        Some(ended) = tasks.join_next() => Some(match ended {
-            Ok(Ok(())) => anyhow::anyhow!("controller: a service ended unexpectedly; see the log"),
-            Ok(Err(error)) => error,
-            Err(error) => anyhow::anyhow!("controller: internal error in a service: {error}"),
-        }),
+        Some(ended) = tasks.join_next() => Some(why(ended)),
     };
     notifier.send("STOPPING=1");
     let _ = stop.send(true);
@@ -198,6 +194,15 @@ async fn serve(
     asks.abort();
     tasks.abort_all();
     failed.map_or(Ok(()), Err)
+}
+
+/// Returns the error because of which a service of the controller ended.
+fn why(ended: Result<Result<()>, JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(Ok(())) => anyhow::anyhow!("controller: a service ended unexpectedly; see the log"),
+        Ok(Err(error)) => error,
+        Err(error) => anyhow::anyhow!("controller: internal error in a service: {error}"),
+    }
 }
 
 async fn serve_operators(

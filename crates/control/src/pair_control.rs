@@ -240,13 +240,13 @@ fn sent(reading: &SendReading, refs: &mut BTreeMap<PairId, PairRef>) -> SentPair
         marked: answer.marked,
         part: answer.part,
     });
-    let SendReading { bytes, refused, asked, .. } = *reading;
-    SentPair { id, bytes, refused, asked, answer }
+    let SendReading { bytes, refused, asked, flows, .. } = *reading;
+    SentPair { id, bytes, refused, asked, answer, flows }
 }
 
 fn received(reading: &ReceiveReading, refs: &mut BTreeMap<PairId, PairRef>) -> ReceivedPair {
     let id = id(&reading.pair);
     refs.insert(id, reading.pair);
-    let ReceiveReading { questions, part, want, rate, .. } = *reading;
-    ReceivedPair { id, questions, part, want, rate }
+    let ReceiveReading { questions, part, want, rate, flows, .. } = *reading;
+    ReceivedPair { id, questions, part, want, rate, flows }
 }

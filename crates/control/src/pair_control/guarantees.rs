@@ -79,6 +79,7 @@ impl GuaranteeControl {
             if let Some(pair) = senders.get(&send.id) {
                 let bucket = send.limit.map_or(RATE_MAX, |limit| part(limit.0, HEADROOM, 1_000));
                 table.set_sender(*pair, bucket, (told, send.part, send.want));
+                table.set_flows(*pair, send.flows);
             }
         }
         for (id, part) in &limits.parts {

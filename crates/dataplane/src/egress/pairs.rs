@@ -9,9 +9,10 @@
 //! acknowledgements. Single packets are dropped as a signal to TCP ([`crate::congestion`]). If a
 //! question about the pair is due, it follows the pair's frames ([`crate::pairs`]). Before the host
 //! overwrites code points with that of the tenant, it announces those of the VM to the receiving
-//! host, ahead of the frames ([`penstock_qos::pair_table::CodePoints`]). A VM cannot send markers
-//! itself, not even from a host without pairs: otherwise, a VM there could tell the hosts of other
-//! VMs of its tenant that all frames arrive.
+//! host, ahead of the frames ([`penstock_qos::pair_table::CodePoints`]). A table for guarantees
+//! also notes the flow of each frame, because pairs share guarantees by flow. A VM cannot send
+//! markers itself, not even from a host without pairs: otherwise, a VM there could tell the hosts
+//! of other VMs of its tenant that all frames arrive.
 //!
 //! # Cost
 //!
@@ -32,6 +33,9 @@ use crate::ingress_policer::{link_bytes, on_wire};
 use crate::offload::Offload;
 use crate::pairs::{destination, flow, marker};
 use crate::snapshot::PortPolicy;
+
+/// Length of the longest pure acknowledgement, with three VLAN tags and all options of IP and TCP.
+const ACK_MAX: u32 = 146;
 
 /// Frames of a batch with their pairs.
 #[derive(Clone, Copy, Debug)]
@@ -283,7 +287,8 @@ fn meter(
             continue;
         }
         let size = pair_size(table, batch, at);
-        let passes = match table.send(source.0, destination(head), size, now) {
+        let flow = data_flow(table, batch, at);
+        let passes = match table.send_flow(source.0, destination(head), flow, size, now) {
             Sending::Free | Sending::Pass => true,
             Sending::Ask(slot) => {
                 metered.due.push(i, slot);
@@ -324,6 +329,15 @@ pub(super) fn pair_size(table: &PairTable, batch: &Batch, i: usize) -> Size {
         PairLimits::Guarantees => Size { bytes: link_bytes(size), ..size },
         PairLimits::Rates => size,
     }
+}
+
+/// Returns the hash of the flow of frame `i`, if a table for guarantees counts the flow. TCP's pure
+/// acknowledgements do not count: their flow sends its data in the other direction.
+fn data_flow(table: &PairTable, batch: &Batch, i: usize) -> Option<u32> {
+    let frame = batch.at(i);
+    let is_ack = || frame.len <= ACK_MAX && is_pure_ack(batch.head(i)) == Some(true);
+    let counts = table.limits() == PairLimits::Guarantees && !is_ack();
+    counts.then_some(frame.hash)
 }
 
 /// Makes frame `i` signal congestion to its sender. Returns false if the frame is lost as the

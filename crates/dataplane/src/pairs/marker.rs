@@ -18,13 +18,14 @@
 //! | 38 | 8 | part of the sender's guarantee, bit/s | part of the receiver's guarantee, bit/s |
 //! | 46 | 8 | demand, bit/s | frames received |
 //! | 54 | 8 | rate, bit/s | marked frames |
-//! | 62 | 4 | 0 | beginning of the pair at the receiver's host |
+//! | 62 | 4 | number of active flows, or 0 | beginning of the pair at the receiver's host |
 //!
 //! An announcement has the same first fields, with 3 at offset 19 and [`AHEAD`]. All other bytes
 //! are 0, except for the number of the flow ([`super::flow`]) at offset 30 and the code point (0 to
 //! 63) at offset 38, with 8 bytes each.
 //!
-//! Hosts ignore kinds of markers that they do not know.
+//! Hosts ignore kinds of markers that they do not know. A question may have any number of
+//! flows: the receiving host counts 1 to 16 (`penstock_fabric::rate_alloc::flow_count`).
 //!
 //! # Order
 //!
@@ -138,13 +139,14 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
     let (first, second, third) = (u64_at(head, 38)?, u64_at(head, 46)?, u64_at(head, 54)?);
     let last = u32_at(head, 62)?;
     match head[19] {
-        QUESTION if last == 0 && number != 0 => Some(Marker::Question(Question {
+        QUESTION if number != 0 => Some(Marker::Question(Question {
             number,
             epoch,
             sent,
             part: BitsPerSecond(first),
             want: BitsPerSecond(second),
             rate: BitsPerSecond(third),
+            flows: last,
         })),
         ANSWER if third <= second => Some(Marker::Answer(Answer {
             number,
@@ -167,9 +169,9 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
 /// tells whether the question may pass the pair's frames.
 pub(crate) fn question(head: &[u8], question: &Question, ahead: bool) -> Option<[u8; LEN]> {
     let addresses = head.first_chunk::<ADDRESSES>()?;
-    let Question { number, epoch, sent, part, want, rate } = *question;
+    let Question { number, epoch, sent, part, want, rate, flows } = *question;
     let kind = (QUESTION, if ahead { AHEAD } else { 0 });
-    Some(bytes(*addresses, kind, (number, epoch, sent), [part.0, want.0, rate.0], 0))
+    Some(bytes(*addresses, kind, (number, epoch, sent), [part.0, want.0, rate.0], flows))
 }
 
 /// Returns the announcement of the code point `dscp` of a flow, to the destination of the frame
@@ -221,8 +223,8 @@ mod tests {
     const ADDRESSES_OF_VMS: [u8; 12] = [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 7];
 
     fn asked() -> Question {
-        let rate = BitsPerSecond;
-        Question { number: 3, epoch: 4, sent: 5, part: rate(6), want: rate(7), rate: rate(8) }
+        let [part, want, rate] = [6, 7, 8].map(BitsPerSecond);
+        Question { number: 3, epoch: 4, sent: 5, part, want, rate, flows: 9 }
     }
 
     fn valid() -> [u8; LEN] {
@@ -261,7 +263,7 @@ mod tests {
         }
         // A truncated head with the right length is none, too.
         assert_eq!(read(&frame[..40], LEN), None);
-        let changes = [(12, 0), (14, 0), (18, 2), (19, 0), (19, 4), (20, 1), (21, 2), (65, 1)];
+        let changes = [(12, 0), (14, 0), (18, 2), (19, 0), (19, 4), (20, 1), (21, 2)];
         for (at, value) in changes {
             let mut wrong = frame;
             wrong[at] = value;
@@ -274,6 +276,16 @@ mod tests {
         answer(&mut more, &Answer { received: 4, marked: 4, ..Answer::default() });
         more[61] = 5;
         assert_eq!(read(&more, LEN), None, "more marked frames than frames");
+    }
+
+    #[test]
+    fn a_question_may_tell_any_number_of_flows() {
+        for flows in [0, 1, 16, u32::MAX] {
+            let told = Question { flows, ..asked() };
+            let frame = question(&ADDRESSES_OF_VMS, &told, true).unwrap();
+            assert_eq!(frame[62..], flows.to_be_bytes());
+            assert_eq!(read(&frame, LEN), Some(Marker::Question(told)));
+        }
     }
 
     #[test]

@@ -369,6 +369,45 @@ fn acknowledgements_do_not_wait_for_a_guarantee() {
 }
 
 #[test]
+fn a_table_for_guarantees_tells_the_flows_of_a_pair_apart() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    let from_port = |port: u8| {
+        let mut bytes = supports_ecn(NEAR, FAR);
+        bytes[35] = port;
+        bytes
+    };
+    let flows = |bed: &mut Bed, frames: &[Vec<u8>]| {
+        bed.pass(VM, frames);
+        bed.table.sending().next().unwrap().flows.count_ones()
+    };
+    assert_eq!(flows(&mut bed, &vec![from_port(1); 20]), 1);
+    assert_eq!(flows(&mut bed, &[]), 0);
+    let of_ports = |ports: u8| (1..=ports).map(from_port).collect::<Vec<_>>();
+    // 64 flows at random have 41 of 64 bits on average.
+    let bits = flows(&mut bed, &of_ports(64));
+    assert!((28..=54).contains(&bits), "{bits}");
+    assert_eq!(flows(&mut bed, &vec![data(NEAR, FAR); 20]), 1, "frames without ports");
+    let mut ack = from_port(1);
+    ack.truncate(60);
+    (ack[16], ack[17], ack[23]) = (0, 40, 6);
+    (ack[46], ack[47]) = (0x50, 0x10);
+    assert_eq!(flows(&mut bed, &[ack]), 0, "an acknowledgement");
+    // The next question reports the number that the control plane has estimated.
+    let pair = bed.table.sending().next().unwrap().pair;
+    bed.set_rate(100 * MBIT);
+    bed.table.set_flows(pair, 2);
+    bed.run(2 * PERIOD.0);
+    let [left, _] = bed.pass(VM, &of_ports(2));
+    let asked: Vec<_> = left.iter().filter(|frame| is_marker(frame)).collect();
+    assert_eq!(asked.len(), 1);
+    assert_eq!(asked[0][62..], 2_u32.to_be_bytes());
+    bed.assert_sums();
+}
+
+#[test]
 fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() {
     let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
     let most = BitsPerSecond(400_000 * MBIT);

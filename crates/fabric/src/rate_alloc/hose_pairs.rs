@@ -27,9 +27,12 @@
 //!   use the whole guarantee. The tenant would then exceed its guarantee on the link if one side of
 //!   the link has more of its VMs. With half of it, the tenant keeps its guarantee if one side has
 //!   at most twice the VMs of the other. A new pair asks at once, so this takes a few periods.
-//! - Pairs whose demand is not met get equal parts ([`share`]). A pair with less demand gets its
-//!   demand and room to grow, but not more than the pairs whose demand is not met. The others get
-//!   what it does not use.
+//! - Pairs whose demand is not met get parts in proportion to the numbers of their active flows
+//!   ([`share`]), as TCP would share the guarantee by connection. The sender's host estimates the
+//!   number ([`super::flow_count`]), and its questions report it. With equal parts, a pair with
+//!   many connections would get less than TCP would give it, and the tenant less in sum. A pair
+//!   with less demand gets its demand and room to grow, but for each flow not more than the pairs
+//!   whose demand is not met. The others get what it does not use.
 //! - A new pair whose questions stay without an answer for [`NEW_PERIODS`] has no limit: the other
 //!   host probably does not answer. If answers stop, the last part is in force for
 //!   [`SILENT_PERIODS`], because a full network also loses answers.
@@ -54,7 +57,8 @@
 //! # Departures
 //!
 //! ElasticSwitch limits a pair to the smaller part of both sides. Here, frames above the sender's
-//! part wait in a queue of the tenant, where TCP loses no frame.
+//! part wait in a queue of the tenant, where TCP loses no frame. ElasticSwitch divides a guarantee
+//! equally among pairs.
 //!
 //! # Cost
 //!
@@ -64,6 +68,7 @@ use std::collections::BTreeMap;
 
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::flow_count::{FLOWS_MAX, FlowCount};
 use super::host_rates::{Hose, IDLE_PERIODS, PairId, ReceivedPair, SentPair};
 use super::{UNLIMITED, partition, scaled};
 
@@ -84,7 +89,8 @@ pub const FORGET_PERIODS: u32 = 100;
 const NOTHING: BitsPerSecond = BitsPerSecond(0);
 /// Fraction of its limit, in percent, from which on a pair has reached it.
 const HELD_PERCENT: u64 = 90;
-/// Room of a pair to grow: its demand, and an equal part of the guarantee, divided by this number.
+/// Room of a pair to grow: its demand, and its part by weight of the guarantee, divided by this
+/// number.
 const ROOM: u64 = 4;
 /// Limit of all new pairs of a tenant: its sending guarantee divided by this number.
 const NEW: u64 = 2;
@@ -110,6 +116,8 @@ pub struct SendLimit {
     pub part: BitsPerSecond,
     /// Estimated demand of the pair.
     pub want: BitsPerSecond,
+    /// Estimated number of the pair's active flows, which is its weight.
+    pub flows: u32,
 }
 
 /// Result of a period.
@@ -146,6 +154,7 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
+    flows: FlowCount,
 }
 
 /// Limit of a VM, as the sum of what its pairs may send.
@@ -173,24 +182,26 @@ pub struct HosePairs {
     receivers: BTreeMap<PairId, Receiver>,
 }
 
-/// Divides the rate `hose` among pairs with the demands `wants`. Stores the part of each pair in
-/// `parts`, in the order of `wants`.
+/// Divides the rate `hose` among pairs with the demands and weights `wants`. Stores the part of
+/// each pair in `parts`, in the order of `wants`.
 ///
-/// Pairs whose demand is not met get equal parts of what the others do not use
-/// ([`partition::fill`]). Each of the others gets its demand and a quarter of it, or its demand and
-/// a quarter of an equal part if that is more. No pair gets more than a pair whose demand is not
-/// met.
-pub fn share(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
-    partition::fill(hose, wants, parts);
-    let equal = partition::equal(hose, wants.len()).0;
-    let unmet = wants.iter().zip(parts.iter()).filter(|(want, part)| want > part);
-    let level = unmet.map(|(_, part)| *part).max().unwrap_or(hose);
-    for (want, part) in wants.iter().zip(parts.iter_mut()) {
+/// Pairs whose demand is not met get parts by weight of what the others do not use
+/// ([`partition::fill_by_weight`]). Each of the others gets its demand and a quarter of it, or its
+/// demand and a quarter of its part by weight if that is more. In proportion to its weight, no pair
+/// gets more than a pair whose demand is not met.
+pub fn share(hose: BitsPerSecond, wants: &[(BitsPerSecond, u32)], parts: &mut Vec<BitsPerSecond>) {
+    partition::fill_by_weight(hose, wants, parts);
+    let total = partition::weights(wants);
+    let unmet = wants.iter().zip(parts.iter()).filter(|((want, _), part)| want > *part);
+    let unmet = unmet.map(|((_, weight), part)| (*part, *weight));
+    let level = unmet.max_by(|a, b| partition::by_ratio(*a, *b));
+    for ((want, weight), part) in wants.iter().zip(parts.iter_mut()) {
         if *want > *part {
             continue;
         }
-        let room = (want.0 / ROOM).max(equal / ROOM);
-        let most = BitsPerSecond(want.0.saturating_add(room));
+        let room = (want.0 / ROOM).max(partition::weighted(hose, *weight, total).0 / ROOM);
+        let most = BitsPerSecond(want.0.saturating_add(room)).min(hose);
+        let level = level.map_or(hose, |(part, of)| partition::weighted(part, *weight, of.into()));
         *part = most.min(level).max(*part);
     }
 }
@@ -256,13 +267,14 @@ impl HosePairs {
             let hose = hose.map(|member| member.hose.send).unwrap_or_default();
             let count = pairs.iter().filter(|(_, sender)| sender.is_new()).count();
             new.insert(*tenant, count);
-            let wants: Vec<_> = pairs.iter().map(|(_, sender)| sender.uses()).collect();
-            partition::fill(hose, &wants, &mut parts);
-            for ((id, sender), part) in pairs.iter().zip(&parts) {
+            let want = |(_, sender): &(&PairId, &Sender)| (sender.uses(), sender.flows.estimate());
+            let wants: Vec<_> = pairs.iter().map(want).collect();
+            partition::fill_by_weight(hose, &wants, &mut parts);
+            for (((id, sender), part), (_, flows)) in pairs.iter().zip(&parts).zip(&wants) {
                 let first = sender.is_new().then(|| first_limit(hose, count));
                 let (limit, want) = (sender.limit.or(first), sender.want());
                 sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
-                limits.send.push(SendLimit { id: **id, limit, part: *part, want });
+                limits.send.push(SendLimit { id: **id, limit, part: *part, want, flows: *flows });
             }
         }
         for (vm, Member { tenant, hose }) in members {
@@ -281,7 +293,7 @@ impl HosePairs {
         limits: &mut HoseLimits,
     ) {
         let mut old = std::mem::take(&mut self.receivers);
-        let mut of_tenant: BTreeMap<u16, (Hose, Vec<(PairId, BitsPerSecond)>)> = BTreeMap::new();
+        let mut of_tenant: BTreeMap<u16, (Hose, Vec<(PairId, _)>)> = BTreeMap::new();
         for pair in received {
             let before = old.remove(&pair.id);
             let asked = before.is_none_or(|before| before.questions != pair.questions);
@@ -294,7 +306,7 @@ impl HosePairs {
             self.receivers.insert(pair.id, Receiver { questions: pair.questions, quiet });
             let want = if quiet < QUIET_PERIODS { pair.want.min(pair.part) } else { NOTHING };
             let of = of_tenant.entry(member.tenant).or_insert((member.hose, Vec::new()));
-            of.1.push((pair.id, want));
+            of.1.push((pair.id, (want, pair.flows.clamp(1, FLOWS_MAX))));
         }
         let (mut wants, mut parts) = (Vec::new(), Vec::new());
         for (hose, pairs) in of_tenant.values() {
@@ -335,7 +347,7 @@ impl VmSum {
 }
 
 impl Sender {
-    const fn new(now: Nanos, counters: &SentPair) -> Self {
+    fn new(now: Nanos, counters: &SentPair) -> Self {
         Self {
             past: [(counters.bytes, now); WINDOW],
             oldest: 0,
@@ -346,6 +358,7 @@ impl Sender {
             answered: 0,
             silent: 0,
             idle: 0,
+            flows: FlowCount::default(),
         }
     }
 
@@ -359,6 +372,7 @@ impl Sender {
         if self.idle >= FORGET_PERIODS {
             return true;
         }
+        self.flows.add(counters.flows);
         self.measure(now, counters.bytes);
         self.hear(counters);
         let reached = |limit: BitsPerSecond| self.rate.0 >= scaled(limit.0, HELD_PERCENT, 100);

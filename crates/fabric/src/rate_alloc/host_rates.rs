@@ -109,6 +109,8 @@ pub struct SentPair {
     pub asked: u32,
     /// Last answer, if one came.
     pub answer: Option<Answer>,
+    /// Sketch of the flows that sent since the last reading ([`super::flow_count`]).
+    pub flows: u64,
 }
 
 /// State of a pair with its receiver on this host, as its sender reports it.
@@ -124,6 +126,8 @@ pub struct ReceivedPair {
     pub want: BitsPerSecond,
     /// Rate at which the sender may send.
     pub rate: BitsPerSecond,
+    /// Number of active flows that the sender estimates; 0 if it does not tell the number.
+    pub flows: u32,
 }
 
 /// Bytes that frames without an entry of their own sent from a VM, as a total that wraps.
@@ -533,7 +537,7 @@ mod tests {
 
     impl Bed {
         fn new() -> Self {
-            let pair = SentPair { id: ID, bytes: 0, refused: 0, asked: 0, answer: None };
+            let pair = SentPair { id: ID, bytes: 0, refused: 0, asked: 0, answer: None, flows: 0 };
             Self { host: host(), now: Nanos(0), pair, rate: mbps(100) }
         }
 
@@ -648,6 +652,7 @@ mod tests {
             part: mbps(100),
             want,
             rate: mbps(300),
+            flows: 0,
         };
         let mut ask = |questions: u64| {
             let pairs = [pair(1, mbps(20), questions), pair(2, UNLIMITED, 5)];

@@ -24,6 +24,7 @@
 //! | [`pair_rate`] | a pair's rate: its guarantee plus spare bandwidth by weight |
 //! | [`limited_pair`] | state of a pair: its rate, its demand and its parts of the guarantees |
 //! | [`host_rates`] | all pairs of a host, from the counters and answers of a period |
+//! | [`flow_count`] | estimated number of a pair's flows |
 //! | [`hose_pairs`] | limits of a host's pairs to their receivers' parts, without spare bandwidth |
 //! | [`seawall`] | a pair's rate without guarantees |
 //! | [`settings`] | periods, steps and margins, and their valid ranges |
@@ -42,6 +43,7 @@
 //! [`settings`] were chosen for Penstock.
 
 pub mod demand;
+pub mod flow_count;
 pub mod hose_pairs;
 pub mod host_rates;
 pub mod limited_pair;

@@ -14,7 +14,7 @@
 //!
 //! The sender of a pair divides its guaranteed sending rate among its pairs, and the receiver
 //! divides its guaranteed receiving rate. The pair's guarantee is the smaller of the sender's and
-//! the receiver's part ([`pair`]). A VM can divide its guarantee in two ways:
+//! the receiver's part ([`pair`]). A VM can divide its guarantee in three ways:
 //!
 //! - [`equal`] gives an equal part to each active pair.
 //! - [`fill`] divides a VM's guarantee among the VM's active pairs by water-filling. A pair's
@@ -22,6 +22,7 @@
 //!   reports. No pair gets more than its demand before all demands are met. If all demands are met,
 //!   the remaining guarantee is divided equally among the pairs. Because each pair gets an equal
 //!   part of the remaining guarantee, a pair with growing demand gets bandwidth at once.
+//! - [`fill_by_weight`] does the same with parts in proportion to weights instead of equal parts.
 //!
 //! # Example
 //!
@@ -37,7 +38,11 @@
 //!
 //! In each period, the hypervisor sorts the VM's active pairs once.
 
+use std::cmp::Ordering;
+
 use penstock_units::BitsPerSecond;
+
+use super::scaled;
 
 /// Returns the part of each pair if the rate `hose` is divided equally among `pairs` pairs, rounded
 /// down. Returns all of `hose` if the VM has no pairs.
@@ -51,6 +56,17 @@ pub fn equal(hose: BitsPerSecond, pairs: usize) -> BitsPerSecond {
 ///
 /// The pairs' parts are rounded down, so up to one bit/s per pair may remain undivided.
 pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
+    let wants: Vec<_> = wants.iter().map(|want| (*want, 1)).collect();
+    fill_by_weight(hose, &wants, parts);
+}
+
+/// Divides the rate `hose` like [`fill`], but in proportion to the pairs' weights. `wants` has the
+/// demand and the weight of each pair. Weights should be above 0.
+pub fn fill_by_weight(
+    hose: BitsPerSecond,
+    wants: &[(BitsPerSecond, u32)],
+    parts: &mut Vec<BitsPerSecond>,
+) {
     parts.clear();
     if wants.len() <= 1 {
         // A single pair gets its demand and all of the remaining guarantee.
@@ -59,19 +75,37 @@ pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPe
     }
     parts.resize(wants.len(), BitsPerSecond(0));
     let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by_key(|pair| (wants[*pair], *pair));
-    let mut left = hose.0;
-    let mut waiting = order.len();
+    order.sort_by(|a, b| by_ratio(wants[*a], wants[*b]).then(a.cmp(b)));
+    let total = weights(wants);
+    let (mut left, mut waiting) = (hose, total);
     for pair in order {
-        let part = wants[pair].min(equal(BitsPerSecond(left), waiting));
+        let (want, weight) = wants[pair];
+        let part = want.min(weighted(left, weight, waiting));
         parts[pair] = part;
-        left -= part.0;
-        waiting -= 1;
+        left = BitsPerSecond(left.0 - part.0);
+        waiting -= u64::from(weight);
     }
-    let spare = equal(BitsPerSecond(left), parts.len());
-    for part in parts {
+    for (part, (_, weight)) in parts.iter_mut().zip(wants) {
+        let spare = weighted(left, *weight, total);
         *part = BitsPerSecond(part.0.saturating_add(spare.0));
     }
+}
+
+/// Returns the sum of the weights of pairs.
+pub(super) fn weights(wants: &[(BitsPerSecond, u32)]) -> u64 {
+    wants.iter().map(|(_, weight)| u64::from(*weight)).sum()
+}
+
+/// Returns the part of the rate `hose` for a pair with the weight `weight`, if the weights of all
+/// pairs are `total` together. Rounds down.
+pub(super) fn weighted(hose: BitsPerSecond, weight: u32, total: u64) -> BitsPerSecond {
+    BitsPerSecond(scaled(hose.0, weight.into(), total))
+}
+
+/// Compares the ratios of two rates to their weights.
+pub(super) fn by_ratio(a: (BitsPerSecond, u32), b: (BitsPerSecond, u32)) -> Ordering {
+    let product = |rate: BitsPerSecond, weight: u32| u128::from(rate.0) * u128::from(weight);
+    product(a.0, b.1).cmp(&product(b.0, a.1))
 }
 
 /// Returns the guarantee of a pair: the smaller of the parts that the sender and the receiver
@@ -102,6 +136,20 @@ mod tests {
         wants.push(UNLIMITED);
         assert_eq!(filled(100, &wants), mbps(&[10, 45, 45]));
         assert_eq!(filled(90, &[UNLIMITED; 3]), mbps(&[30, 30, 30]));
+    }
+
+    #[test]
+    fn pairs_get_parts_by_weight_and_what_others_leave() {
+        let of = |hose: u64, wants: &[(u64, u32)]| {
+            let wants: Vec<_> = wants.iter().map(|(w, n)| (mbps(&[*w])[0], *n)).collect();
+            let mut parts = Vec::new();
+            fill_by_weight(BitsPerSecond(hose * 1_000_000), &wants, &mut parts);
+            parts
+        };
+        assert_eq!(of(100, &[(1_000, 1), (1_000, 3)]), mbps(&[25, 75]));
+        assert_eq!(of(100, &[(1_000, 1), (40, 3), (1_000, 2)]), mbps(&[20, 40, 40]));
+        assert_eq!(of(100, &[(10, 1), (30, 3)]), mbps(&[25, 75]), "the rest by weight, too");
+        assert_eq!(of(100, &[(10, 5)]), mbps(&[100]));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use penstock_fabric::rate_alloc::UNLIMITED;
+use penstock_fabric::rate_alloc::flow_count::FLOWS_MAX;
 use penstock_fabric::rate_alloc::hose_pairs::{HosePairs, Member, NEW_PERIODS, share};
 use penstock_fabric::rate_alloc::host_rates::{Answer, Hose, PairId, ReceivedPair, SentPair};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -23,9 +24,9 @@ const VM: u16 = 1;
 struct Pair {
     sent: SentPair,
     limit: Option<BitsPerSecond>,
-    /// Part of the sender's guarantee, and demand, for the next question.
-    told: Option<[BitsPerSecond; 2]>,
-    asked: [BitsPerSecond; 2],
+    /// Part of the sender's guarantee, demand and number of flows, for the next question.
+    told: Option<([BitsPerSecond; 2], u32)>,
+    asked: ([BitsPerSecond; 2], u32),
     questions: u64,
     part: Option<BitsPerSecond>,
 }
@@ -34,10 +35,10 @@ impl Pair {
     fn new(receiver: usize) -> Self {
         let id = PairId { vm: VM, peer: u64::try_from(receiver).unwrap(), epoch: 1 };
         Self {
-            sent: SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None },
+            sent: SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None, flows: 0 },
             limit: None,
             told: None,
-            asked: [BitsPerSecond(0); 2],
+            asked: ([BitsPerSecond(0); 2], 0),
             questions: 0,
             part: None,
         }
@@ -63,6 +64,8 @@ struct Net {
     senders: Vec<HosePairs>,
     receivers: Vec<HosePairs>,
     pairs: Vec<Vec<Option<Pair>>>,
+    /// Sketch of the flows of each sender's pairs.
+    sketches: Vec<u64>,
     /// Limit of each sender's VM.
     sums: Vec<u64>,
     /// Limit of a new pair of each sender.
@@ -86,10 +89,16 @@ impl Net {
             senders: vec![HosePairs::new(); senders],
             receivers: vec![HosePairs::new(); receivers],
             pairs: vec![vec![None; receivers]; senders],
+            sketches: vec![1; senders],
             sums: vec![2 * send; senders],
             firsts: vec![BitsPerSecond(send / 2); senders],
             periods: 0,
         }
+    }
+
+    /// Sets the flows of each sender's pairs.
+    fn flows(&mut self, sketches: &[u64]) {
+        self.sketches.iter_mut().zip(sketches).for_each(|(own, sketch)| *own = *sketch);
     }
 
     /// Returns the hose guarantee of the link in bits per second.
@@ -119,7 +128,8 @@ impl Net {
             for send in limits.send {
                 let receiver = usize::try_from(send.id.peer).unwrap();
                 let pair = self.pairs[sender][receiver].as_mut().unwrap();
-                (pair.limit, pair.told) = (send.limit, Some([send.part, send.want]));
+                pair.limit = send.limit;
+                pair.told = Some(([send.part, send.want], send.flows));
             }
             self.sums[sender] = limits.vms[0].1.0;
             self.firsts[sender] = limits.first[0].1;
@@ -132,8 +142,9 @@ impl Net {
         for (sender, pairs) in self.pairs.iter().enumerate() {
             let Some(pair) = pairs[receiver].filter(|pair| pair.questions > 0) else { continue };
             let id = PairId { vm: VM, peer: u64::try_from(sender).unwrap(), epoch: 1 };
-            let ([part, want], questions) = (pair.asked, pair.questions);
-            received.push(ReceivedPair { id, questions, part, want, rate: BitsPerSecond(0) });
+            let (([part, want], flows), questions) = (pair.asked, pair.questions);
+            let rate = BitsPerSecond(0);
+            received.push(ReceivedPair { id, questions, part, want, rate, flows });
         }
         let limits = self.receivers[receiver].period_ends(now, members, &[], &received);
         for (id, part) in limits.parts {
@@ -162,6 +173,7 @@ impl Net {
         for (pair, rate) in self.pairs[sender].iter_mut().zip(&rates) {
             let Some(pair) = pair.as_mut().filter(|_| *rate > 0) else { continue };
             pair.sent.bytes += rate / 8 / PERIODS;
+            pair.sent.flows = self.sketches[sender];
             if self.periods.is_multiple_of(2) {
                 pair.ask();
             }
@@ -198,6 +210,18 @@ fn codes() -> impl Strategy<Value = Vec<Vec<u64>>> {
     prop::collection::vec(prop::collection::vec(code, 4), 6)
 }
 
+/// Returns sketches of the flows of each sender.
+fn sketches() -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec((1..=16_u32).prop_map(|flows| (1_u64 << flows) - 1), 6)
+}
+
+/// Returns demands and weights of pairs.
+fn wants() -> impl Strategy<Value = Vec<(BitsPerSecond, u32)>> {
+    let rate = |want: u64| if want > 1_000 * MBIT { UNLIMITED } else { BitsPerSecond(want) };
+    let want = (0..1_200 * MBIT, 1..=FLOWS_MAX).prop_map(move |(want, of)| (rate(want), of));
+    prop::collection::vec(want, 1..12)
+}
+
 /// Returns the largest number of bits in a second from the period `from` on.
 fn largest_second(bits: &[u64], from: usize) -> u64 {
     bits.windows(SECOND).skip(from).map(|second| second.iter().sum::<u64>()).max().unwrap()
@@ -206,9 +230,10 @@ fn largest_second(bits: &[u64], from: usize) -> u64 {
 proptest! {
     #[test]
     fn in_any_second_a_tenant_sends_no_more_than_its_hose(
-        (hosts, rates) in net(), codes in codes(),
+        (hosts, rates) in net(), codes in codes(), sketches in sketches(),
     ) {
         let mut net = Net::new(hosts, rates);
+        net.flows(&sketches);
         let demands = net.demands(&codes, 0);
         let bits: Vec<u64> = (0..100).map(|_| net.period(&demands).iter().sum()).collect();
         let guarantee = net.guarantee();
@@ -226,8 +251,10 @@ proptest! {
         (hosts, rates) in net(),
         codes in prop::collection::vec(codes(), 8),
         every in 1..12_usize,
+        sketches in sketches(),
     ) {
         let mut net = Net::new(hosts, rates);
+        net.flows(&sketches);
         let all: Vec<_> = codes.iter().map(|codes| net.demands(codes, rates[0] / 50)).collect();
         let mut bits: Vec<u64> = Vec::new();
         for period in 0..160 {
@@ -239,10 +266,11 @@ proptest! {
 
     #[test]
     fn each_receiver_gets_its_whole_guarantee(
-        (hosts, rates) in net(), codes in codes(),
+        (hosts, rates) in net(), codes in codes(), sketches in sketches(),
     ) {
         let (senders, receivers) = hosts;
         let mut net = Net::new(hosts, rates);
+        net.flows(&sketches);
         let mut demands = net.demands(&codes, 0);
         // Each sender sends to one receiver.
         for (sender, of) in demands.iter_mut().enumerate() {
@@ -285,7 +313,7 @@ proptest! {
                 let answer = Answer { question: asked, part, ..Answer::default() };
                 let answer = after.filter(|after| age > *after).map(|_| answer);
                 let id = PairId { vm: *vm, peer, epoch: 1 };
-                Some(SentPair { id, bytes: 1_000 * age, refused: 0, asked, answer })
+                Some(SentPair { id, bytes: 1_000 * age, refused: 0, asked, answer, flows: 1 })
             };
             let sent: Vec<SentPair> = (0..).zip(&pairs).filter_map(sent).collect();
             let now = Nanos(PERIOD.0 * (period + 1));
@@ -315,23 +343,62 @@ proptest! {
     }
 
     #[test]
-    fn parts_give_each_pair_its_demand_or_an_equal_part(
-        hose in 1..1_000 * MBIT, wants in prop::collection::vec(0..1_200 * MBIT, 1..12),
+    fn parts_give_each_pair_its_demand_or_a_part_by_weight(
+        hose in 1..1_000 * MBIT, wants in wants(),
     ) {
-        let wants: Vec<_> = wants
-            .into_iter()
-            .map(|want| if want > 1_000 * MBIT { UNLIMITED } else { BitsPerSecond(want) })
-            .collect();
         let mut parts = Vec::new();
         share(BitsPerSecond(hose), &wants, &mut parts);
-        let equal = hose / u64::try_from(wants.len()).unwrap();
+        let total: u64 = wants.iter().map(|(_, weight)| u64::from(*weight)).sum();
         prop_assert_eq!(parts.len(), wants.len());
-        for (part, want) in parts.iter().zip(&wants) {
-            prop_assert!(part.0 >= want.0.min(equal), "{part:?} of {want:?}");
+        for (part, (want, weight)) in parts.iter().zip(&wants) {
+            let due = hose * u64::from(*weight) / total;
+            prop_assert!(part.0 >= want.0.min(due), "{part:?} of {want:?} and {due}");
             prop_assert!(part.0 <= hose);
         }
         let sum: u64 = parts.iter().map(|part| part.0).sum();
         prop_assert!(sum <= hose + hose / 2, "{sum} of {hose}");
+    }
+
+    #[test]
+    fn no_pair_has_more_by_weight_than_a_pair_whose_demand_is_not_met(
+        hose in 1..1_000 * MBIT, wants in wants(),
+    ) {
+        let mut parts = Vec::new();
+        share(BitsPerSecond(hose), &wants, &mut parts);
+        // Parts are rounded down, so a pair can miss a few bit/s.
+        let rounded = u64::try_from(wants.len()).unwrap() + 2;
+        let pairs: Vec<_> =
+            wants.iter().zip(&parts).map(|((want, of), part)| (want.0, part.0, *of)).collect();
+        for (_, less, of_less) in pairs.iter().filter(|(want, part, _)| want > part) {
+            for (_, more, of_more) in &pairs {
+                let (of_less, of_more) = (u64::from(*of_less), u64::from(*of_more));
+                prop_assert!(
+                    more * of_less <= (less + rounded * of_less) * of_more,
+                    "{more} of weight {of_more}, {less} of weight {of_less}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn weights_from_the_network_have_bounds(
+        flows in prop::collection::vec(any::<u32>(), 2..8),
+    ) {
+        let hose = Hose { send: BitsPerSecond(MBIT), receive: BitsPerSecond(100 * MBIT) };
+        let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose })].into();
+        let of = |(peer, flows): (u64, &u32)| ReceivedPair {
+            id: PairId { vm: VM, peer, epoch: 1 },
+            questions: 1,
+            part: UNLIMITED,
+            want: UNLIMITED,
+            rate: BitsPerSecond(0),
+            flows: *flows,
+        };
+        let received: Vec<ReceivedPair> = (0..).zip(&flows).map(of).collect();
+        let parts = HosePairs::new().period_ends(PERIOD, &members, &[], &received).parts;
+        let parts: Vec<u64> = parts.iter().map(|(_, part)| part.0).collect();
+        let (least, most) = (parts.iter().min().unwrap(), parts.iter().max().unwrap());
+        prop_assert!(*most <= (least + 10) * u64::from(FLOWS_MAX), "{parts:?}");
     }
 }
 

@@ -37,6 +37,7 @@ fn sent() -> impl Strategy<Value = Vec<SentPair>> {
         refused,
         asked,
         answer,
+        flows: 0,
     });
     prop::collection::vec(one, 0..20).prop_map(|mut pairs| {
         pairs.sort_by_key(|pair| pair.id);
@@ -54,6 +55,7 @@ fn received() -> impl Strategy<Value = Vec<ReceivedPair>> {
         part,
         want,
         rate,
+        flows: 0,
     });
     prop::collection::vec(one, 0..20).prop_map(|mut pairs| {
         pairs.sort_by_key(|pair| pair.id);
@@ -112,6 +114,7 @@ impl Greedy {
             refused: period.into(),
             asked: period,
             answer: Some(self.answer),
+            flows: 0,
         };
         let now = Nanos::from_millis(50 * u64::from(period));
         let hoses = hoses(self.guarantee, self.guarantee);

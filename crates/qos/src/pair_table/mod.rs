@@ -40,6 +40,9 @@
 //!   rate: rates change 20 times a second, and frames of a slow pair can wait longer than that. If
 //!   a line is never empty for 100 ms, frames signal congestion. Frames that find their line full
 //!   are dropped.
+//! - A table for guarantees also notes which flows of a pair send ([`PairTable::send_flow`]), in 64
+//!   bits for each pair. The control plane estimates the number of flows from these bits, and
+//!   questions report the number.
 //! - The pairs of a VM may be measured without limits ([`PairTable::measure`]): frames are counted,
 //!   and questions are asked and answered, but no bucket takes tokens. The pairs' limits are then
 //!   known before [`PairTable::hold`] puts them into force.
@@ -163,6 +166,9 @@ pub struct SendReading {
     pub asked: u32,
     /// Last answer.
     pub answer: Option<Answer>,
+    /// Sketch of the flows that sent frames since the last reading: each flow has one of the 64
+    /// bits, which its hash selects.
+    pub flows: u64,
 }
 
 /// Reading of a pair with its receiver on this host. Counters are totals that wrap.
@@ -178,6 +184,9 @@ pub struct ReceiveReading {
     pub want: BitsPerSecond,
     /// Rate at which the sender may send.
     pub rate: BitsPerSecond,
+    /// Number of active flows that the sender estimates; 0 if the sender does not tell it. The
+    /// number comes from the network and may have any value.
+    pub flows: u32,
 }
 
 /// Rates of a VM under limits.
@@ -351,8 +360,23 @@ impl PairTable {
 
     /// Decides about a frame of the VM at `port` to the address `mac`, and counts the frame.
     pub fn send(&self, port: u16, mac: u64, size: Size, now: Nanos) -> Sending {
+        self.send_flow(port, mac, None, size, now)
+    }
+
+    /// Like [`Self::send`]. Also notes that the flow with the hash `flow` is active in its pair.
+    pub fn send_flow(
+        &self,
+        port: u16,
+        mac: u64,
+        flow: Option<u32>,
+        size: Size,
+        now: Nanos,
+    ) -> Sending {
         let Some(vm) = self.measured_vm(port) else { return Sending::Free };
         let slot = self.send_slot(vm, port, mac);
+        if let (Some((_, slot)), Some(flow)) = (slot, flow) {
+            slot.note_flow(flow);
+        }
         if !vm.limited.load(Ordering::Relaxed) {
             return self.pass(slot, size, now);
         }
@@ -652,7 +676,8 @@ impl PairTable {
         )
     }
 
-    /// Returns the pairs with their sender on this host.
+    /// Returns the pairs with their sender on this host. A reading empties the pair's sketch of
+    /// flows, so only the control plane may read.
     pub fn sending(&self) -> impl Iterator<Item = SendReading> + '_ {
         self.send_keys.all().filter_map(|(at, key)| {
             let slot = self.send.get(at)?;
@@ -683,6 +708,15 @@ impl PairTable {
         {
             slot.tell(told, part, want);
             slot.bucket.set(rate);
+        }
+    }
+
+    /// Sets the number of active flows that the next question about a pair reports.
+    pub fn set_flows(&self, pair: PairRef, flows: u32) {
+        if let Some(slot) = self.send.get(pair.slot)
+            && slot.epoch() == pair.epoch
+        {
+            slot.tell_flows(flows);
         }
     }
 

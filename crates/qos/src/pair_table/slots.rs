@@ -49,6 +49,8 @@ pub struct Question {
     pub want: BitsPerSecond,
     /// Rate at which the sender may send.
     pub rate: BitsPerSecond,
+    /// Estimated number of the pair's active flows; 0 if the sender does not tell it.
+    pub flows: u32,
 }
 
 /// Answer of a receiving host to a [`Question`].
@@ -245,9 +247,13 @@ pub(super) struct SendSlot {
     signal: AtomicU64,
     /// Number of frames at the last signal.
     signalled: AtomicU64,
+    /// Bits of the flows that sent frames since the last reading ([`Self::note_flow`]).
+    flows: AtomicU64,
     /// Number of the last question.
     asked: AtomicU32,
     told: [AtomicU64; 3],
+    /// Number of flows that the next question reports.
+    told_flows: AtomicU32,
     /// Even while the answer is complete.
     version: AtomicU32,
     answer: [AtomicU64; 6],
@@ -269,8 +275,10 @@ impl SendSlot {
             next: AtomicU64::new(0),
             signal: AtomicU64::new(0),
             signalled: AtomicU64::new(0),
+            flows: AtomicU64::new(0),
             asked: AtomicU32::new(0),
             told: [const { AtomicU64::new(0) }; 3],
+            told_flows: AtomicU32::new(0),
             version: AtomicU32::new(0),
             answer: [const { AtomicU64::new(0) }; 6],
         }
@@ -283,6 +291,8 @@ impl SendSlot {
         self.bucket.set(first);
         self.next.store(0, Ordering::Relaxed);
         self.signal.store(0, Ordering::Relaxed);
+        self.flows.store(0, Ordering::Relaxed);
+        self.tell_flows(0);
         self.signalled.store(self.frames.load(Ordering::Relaxed), Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);
         self.answer.iter().for_each(|field| field.store(0, Ordering::Relaxed));
@@ -299,6 +309,15 @@ impl SendSlot {
             self.frames.fetch_add(size.frames.into(), Ordering::Relaxed);
         } else {
             self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the flow with the hash `flow` sent a frame. A flow that has its bit already costs
+    /// no write.
+    pub(super) fn note_flow(&self, flow: u32) {
+        let bit = 1_u64 << (flow >> (u32::BITS - u64::BITS.ilog2()));
+        if self.flows.load(Ordering::Relaxed) & bit == 0 {
+            self.flows.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
@@ -368,6 +387,11 @@ impl SendSlot {
         told_want.store(want.0, Ordering::Relaxed);
     }
 
+    /// Sets the number of flows that the next question reports.
+    pub(super) fn tell_flows(&self, flows: u32) {
+        self.told_flows.store(flows, Ordering::Relaxed);
+    }
+
     pub(super) fn question(&self) -> Question {
         let [rate, part, want] = &self.told;
         let load = |told: &AtomicU64| BitsPerSecond(told.load(Ordering::Relaxed));
@@ -378,6 +402,7 @@ impl SendSlot {
             part: load(part),
             want: load(want),
             rate: load(rate),
+            flows: self.told_flows.load(Ordering::Relaxed),
         }
     }
 
@@ -438,6 +463,7 @@ impl SendSlot {
         })
     }
 
+    /// Reads the pair, and empties the sketch of its flows.
     pub(super) fn read(&self, pair: PairRef) -> SendReading {
         SendReading {
             pair,
@@ -445,6 +471,7 @@ impl SendSlot {
             refused: self.refused.load(Ordering::Relaxed),
             asked: self.asked.load(Ordering::Relaxed),
             answer: self.answer(),
+            flows: self.flows.swap(0, Ordering::Relaxed),
         }
     }
 }
@@ -458,6 +485,8 @@ pub(super) struct ReceiveSlot {
     questions: AtomicU64,
     /// Rate, part and demand that the sender reported.
     told: [AtomicU64; 3],
+    /// Number of flows that the sender reported.
+    flows: AtomicU32,
     /// Part of the receiver's guarantee, or -1 if it is not known yet.
     part: AtomicI64,
 }
@@ -470,6 +499,7 @@ impl ReceiveSlot {
             marked: AtomicU64::new(0),
             questions: AtomicU64::new(0),
             told: [const { AtomicU64::new(0) }; 3],
+            flows: AtomicU32::new(0),
             part: AtomicI64::new(-1),
         }
     }
@@ -501,6 +531,7 @@ impl ReceiveSlot {
         rate.store(question.rate.0, Ordering::Relaxed);
         part.store(question.part.0, Ordering::Relaxed);
         want.store(question.want.0, Ordering::Relaxed);
+        self.flows.store(question.flows, Ordering::Relaxed);
         self.questions.fetch_add(1, Ordering::Relaxed);
         let part = u64::try_from(self.part.load(Ordering::Relaxed)).ok()?;
         // Marked frames are read first, so that they are never more than all frames.
@@ -525,6 +556,7 @@ impl ReceiveSlot {
             part: load(part),
             want: load(want),
             rate: load(rate),
+            flows: self.flows.load(Ordering::Relaxed),
         }
     }
 }

@@ -143,6 +143,32 @@ fn a_question_is_due_once_a_period_and_has_all_that_was_sent() {
 }
 
 #[test]
+fn a_pair_has_a_bit_for_each_of_its_flows_and_its_questions_report_their_number() {
+    let table = asking();
+    let now = Nanos::from_millis(1);
+    assert_eq!(table.sending().next().unwrap().flows, 0, "no flow is known");
+    for flow in [0, 1, 5 << 26, 5 << 26 | 7, u32::MAX] {
+        table.send_flow(VM, FAR, Some(flow), FRAME, now);
+    }
+    let read = table.sending().next().unwrap();
+    assert_eq!(read.flows, 1 << 63 | 1 << 5 | 1);
+    assert_eq!(table.sending().next().unwrap().flows, 0, "since the last reading");
+    table.set_flows(read.pair, 3);
+    let asked = ask(&table, 60);
+    assert_eq!(asked.flows, 3);
+    table.asked(VM, FAR, &asked);
+    assert_eq!(table.receiving().next().unwrap().flows, 3);
+    table.send_flow(VM, FAR, Some(0), FRAME, now);
+    table.end_sender(read.pair);
+    table.send(VM, FAR, FRAME, Nanos::from_millis(61));
+    let again = table.sending().next().unwrap();
+    assert!(again.pair.epoch != read.pair.epoch && again.flows == 0, "{again:?}");
+    table.set_flows(read.pair, 9);
+    table.set_sender(again.pair, mbps(300), (mbps(270), mbps(50), mbps(60)));
+    assert_eq!(ask(&table, 120).flows, 0, "a new pair, and an old number");
+}
+
+#[test]
 fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
     let table = table();
     table.send(VM, FAR, FRAME, Nanos::from_millis(1));

@@ -65,8 +65,10 @@ impl GuaranteeControl {
             table.receiving().map(|pair| received(&pair, &mut receivers)).collect();
         let members: BTreeMap<u16, Member> =
             vms.iter().map(|(vm, of)| (*vm, of.member())).collect();
-        let limits = self.0.period_ends(now, &members, &sent, &received);
         let is_held = |vm: &u16| vms.get(vm).is_some_and(|of| of.is_held);
+        // A tenant with its own queue may get more than its guarantee.
+        self.0.arrived(now, &members, table.arrivals().filter(|(vm, _)| is_held(vm)));
+        let limits = self.0.period_ends(now, &members, &sent, &received);
         let (mut sending, mut rate) = (0, 0_u64);
         for send in &limits.send {
             let hose = members.get(&send.id.vm).map_or(RATE_MAX, |member| member.hose.send);
@@ -91,7 +93,7 @@ impl GuaranteeControl {
         idle.for_each(|pair: &PairRef| table.end_sender(*pair));
         let idle = limits.idle_receivers.iter().filter_map(|id| receivers.get(id));
         idle.for_each(|pair: &PairRef| table.end_receiver(*pair));
-        let measured: Vec<u16> = table.measured().collect();
+        let measured: Vec<u16> = table.arrivals().map(|(vm, _)| vm).collect();
         for (vm, sum) in &limits.vms {
             let rates = VmRates { default: RATE_MAX, send: part(sum.0, 1, 1), receive: RATE_MAX };
             if is_held(vm) {

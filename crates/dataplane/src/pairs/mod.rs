@@ -38,7 +38,7 @@ use crate::batch::{Batch, Verdict};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::headers::is_ce;
-use crate::ingress_policer::on_wire;
+use crate::ingress_policer::{link_bytes, on_wire};
 use marker::Marker;
 use own_code_point::restore;
 
@@ -89,10 +89,14 @@ pub(crate) fn arrive(
         }
         restore(table, batch, i, receivers.code_point(verdict, uplink), now);
         let Verdict::Output(port) = verdict else { continue };
-        if !counts || !table.is_limited(port) {
+        let (size, head) = (on_wire(batch, i), batch.head(i));
+        if !counts {
+            table.arrived(port, link_bytes(size));
             continue;
         }
-        let (size, head) = (on_wire(batch, i), batch.head(i));
+        if !table.is_limited(port) {
+            continue;
+        }
         if table.receive(port, mac_at(head, 6), size, is_ce(head), now) {
             continue;
         }

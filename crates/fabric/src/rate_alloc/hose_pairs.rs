@@ -36,6 +36,7 @@
 //! - A new pair whose questions stay without an answer for [`NEW_PERIODS`] has no limit: the other
 //!   host probably does not answer. If answers stop, the last part is in force for
 //!   [`SILENT_PERIODS`], because a full network also loses answers.
+//! - While more than the guarantee arrives, less than the guarantee is divided ([`Arrivals`]).
 //! - A receiver counts a pair whose sender sent no question in [`QUIET_PERIODS`] as without demand.
 //!
 //! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
@@ -68,6 +69,7 @@ use std::collections::BTreeMap;
 
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::arrivals::Arrivals;
 use super::flow_count::{FLOWS_MAX, FlowCount};
 use super::host_rates::{Hose, IDLE_PERIODS, PairId, ReceivedPair, SentPair};
 use super::{UNLIMITED, partition, scaled};
@@ -180,6 +182,7 @@ struct Receiver {
 pub struct HosePairs {
     senders: BTreeMap<PairId, Sender>,
     receivers: BTreeMap<PairId, Receiver>,
+    arrivals: Arrivals,
 }
 
 /// Divides the rate `hose` among pairs with the demands and weights `wants`. Stores the part of
@@ -210,7 +213,18 @@ impl HosePairs {
     /// Creates the state of a host without pairs.
     #[must_use]
     pub const fn new() -> Self {
-        Self { senders: BTreeMap::new(), receivers: BTreeMap::new() }
+        Self { senders: BTreeMap::new(), receivers: BTreeMap::new(), arrivals: Arrivals::new() }
+    }
+
+    /// Takes the totals of bytes on a link that arrived for each VM until the time `now`, before a
+    /// period ends. Without it, parts do not depend on what arrives.
+    pub fn arrived(
+        &mut self,
+        now: Nanos,
+        members: &BTreeMap<u16, Member>,
+        totals: impl Iterator<Item = (u16, u64)>,
+    ) {
+        self.arrivals.period_ends(now, members, totals);
     }
 
     /// Ends a period at time `now`, and returns the new limits. `members` has the VMs under limits.
@@ -309,10 +323,10 @@ impl HosePairs {
             of.1.push((pair.id, (want, pair.flows.clamp(1, FLOWS_MAX))));
         }
         let (mut wants, mut parts) = (Vec::new(), Vec::new());
-        for (hose, pairs) in of_tenant.values() {
+        for (tenant, (hose, pairs)) in &of_tenant {
             wants.clear();
             wants.extend(pairs.iter().map(|(_, want)| *want));
-            share(hose.receive, &wants, &mut parts);
+            share(self.arrivals.divided(*tenant, hose.receive), &wants, &mut parts);
             // A part of 0 means that the part is not known.
             let parts = parts.iter().map(|part| (*part).max(BitsPerSecond(1)));
             limits.parts.extend(pairs.iter().map(|(id, _)| *id).zip(parts));

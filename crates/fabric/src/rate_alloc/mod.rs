@@ -42,6 +42,7 @@
 //! against loss of guaranteed bandwidth: headroom, hold-increase and rate-caution. The values of
 //! [`settings`] were chosen for Penstock.
 
+pub mod arrivals;
 pub mod demand;
 pub mod flow_count;
 pub mod hose_pairs;

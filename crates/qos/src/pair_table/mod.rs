@@ -62,6 +62,7 @@
 //! only measured, a frame costs the search and two counters. A frame that arrives costs the same
 //! search, and the operations of one bucket. The table allocates memory only when it is created.
 
+mod arrivals;
 mod code_points;
 mod keys;
 mod pressure;
@@ -243,6 +244,8 @@ struct Vm {
     receive: PacedBucket,
     /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
     first: AtomicU64,
+    /// Bytes that arrived from other hosts, with [`PairLimits::Guarantees`].
+    arrived: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,
     bytes: AtomicU64,
@@ -284,6 +287,7 @@ impl PairTable {
             send: PacedBucket::of_vm(limits),
             receive: PacedBucket::of_vm(limits),
             first: AtomicU64::new(0),
+            arrived: AtomicU64::new(0),
             pressure: Pressure::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -658,12 +662,6 @@ impl PairTable {
             vm.limited.store(false, Ordering::Relaxed);
             vm.measured.store(false, Ordering::Relaxed);
         }
-    }
-
-    /// Returns the ports of the VMs whose pairs are measured, with or without limits.
-    pub fn measured(&self) -> impl Iterator<Item = u16> + '_ {
-        let ports = (0_u16..).zip(&self.vms);
-        ports.filter(|(_, vm)| vm.measured.load(Ordering::Relaxed)).map(|(port, _)| port)
     }
 
     /// Returns the ports of the VMs under limits of pairs, with the bytes that passed their default

@@ -680,7 +680,10 @@ fn a_measured_vm_asks_and_answers_without_limits_until_it_is_held() {
     assert_eq!((at_once(&table, at), table.is_limited(VM)), (14, true));
     table.release(VM);
     assert_eq!(at_once(&table, at), 100);
-    assert_eq!((table.measured().collect::<Vec<_>>(), table.limited().count()), (vec![VM], 0));
+    table.arrived(VM, 1_000);
+    table.arrived(VM + 1, 1_000);
+    let arrivals: Vec<_> = table.arrivals().collect();
+    assert_eq!((arrivals, table.limited().count()), (vec![(VM, 1_000)], 0));
     table.unlimit(VM);
     assert_eq!(table.send(VM, FAR, FRAME, at), Sending::Free);
     assert!(!table.answered(VM, FAR, &Answer { number: 1, ..answer }));

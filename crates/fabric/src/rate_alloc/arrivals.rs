@@ -1,0 +1,163 @@
+//! Keeps what arrives for the tenants of a host within their receiving guarantees.
+//!
+//! # Problem
+//!
+//! A receiving host divides a tenant's guarantee among pairs ([`super::hose_pairs::share`]). Pairs
+//! with less demand get room to grow, and demands are estimated from a few frames. So the pairs of
+//! a tenant with much TCP together may send more than the guarantee all the time.
+//!
+//! # Approach
+//!
+//! The host measures what arrives for each tenant. While more than [`MOST_PERMILLE`] of the
+//! guarantee arrives, the rate to divide shrinks slowly, down to [`LEAST`]. It grows again as
+//! slowly. The whole loop takes about a second, because limits change only some periods later.
+
+use std::collections::BTreeMap;
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::hose_pairs::Member;
+use super::scaled;
+
+/// Rate that may arrive, in thousandths of the guarantee. It leaves room for the frames of a full
+/// guarantee that arrive in groups.
+pub const MOST_PERMILLE: u64 = 1_020;
+/// The whole guarantee, in the unit of factors.
+const WHOLE: i64 = 1_000_000;
+/// Smallest factor of the guarantee that is divided.
+pub const LEAST: i64 = 700_000;
+/// Number of periods in which the measured rate follows a change.
+const SMOOTH: i64 = 8;
+/// Number of periods after which the factor has changed as much as the rate is wrong.
+const SLOW: i64 = 16;
+
+/// What arrives for a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    /// Smoothed rate, in bits per second.
+    rate: i64,
+    /// Factor of the guarantee that is divided, in millionths.
+    factor: i64,
+}
+
+/// What arrives for all tenants of a host.
+#[derive(Clone, Debug, Default)]
+pub struct Arrivals {
+    /// Totals of bytes by VM, at the time `at`.
+    totals: BTreeMap<u16, u64>,
+    at: Nanos,
+    of_tenant: BTreeMap<u16, Arrival>,
+}
+
+impl Arrivals {
+    /// Creates the state of a host for which nothing arrived.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { totals: BTreeMap::new(), at: Nanos::ZERO, of_tenant: BTreeMap::new() }
+    }
+
+    /// Ends a period at time `now`. `totals` has the bytes on a link that arrived for each VM.
+    pub fn period_ends(
+        &mut self,
+        now: Nanos,
+        members: &BTreeMap<u16, Member>,
+        totals: impl Iterator<Item = (u16, u64)>,
+    ) {
+        let elapsed = now.saturating_sub(self.at);
+        let old = std::mem::take(&mut self.totals);
+        let mut bytes: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
+        for (vm, total) in totals {
+            self.totals.insert(vm, total);
+            let Some(member) = members.get(&vm) else { continue };
+            let of = bytes.entry(member.tenant).or_insert((0, member.hose.receive.0));
+            of.0 += old.get(&vm).map_or(0, |old| total.wrapping_sub(*old));
+        }
+        self.at = now;
+        self.of_tenant.retain(|tenant, _| bytes.contains_key(tenant));
+        if old.is_empty() || elapsed == Nanos::ZERO {
+            return;
+        }
+        for (tenant, (bytes, hose)) in bytes {
+            let rate = signed(scaled(bytes, 8_000_000_000, elapsed.0));
+            let most = signed(scaled(hose, MOST_PERMILLE, 1_000));
+            let new = Arrival { rate: 0, factor: WHOLE };
+            let arrival = self.of_tenant.entry(tenant).or_insert(new);
+            arrival.rate += (rate - arrival.rate) / SMOOTH;
+            let error =
+                i128::from(most - arrival.rate) * i128::from(WHOLE) / i128::from(most.max(1));
+            let error = i64::try_from(error).unwrap_or(-WHOLE).max(-WHOLE);
+            arrival.factor = (arrival.factor + error / SLOW).clamp(LEAST, WHOLE);
+        }
+    }
+
+    /// Returns the rate to divide among the pairs of a tenant with the guarantee `hose`.
+    #[must_use]
+    pub fn divided(&self, tenant: u16, hose: BitsPerSecond) -> BitsPerSecond {
+        let factor = self.of_tenant.get(&tenant).map_or(WHOLE, |arrival| arrival.factor);
+        BitsPerSecond(scaled(hose.0, factor.unsigned_abs(), WHOLE.unsigned_abs()))
+    }
+}
+
+fn signed(rate: u64) -> i64 {
+    i64::try_from(rate).unwrap_or(i64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host_rates::Hose;
+    use super::*;
+
+    const HOSE: BitsPerSecond = BitsPerSecond(8_000_000);
+
+    /// Ends 200 periods of 50 ms, in which two VMs of a tenant get what `rate` returns for the rate
+    /// that is divided, 150 ms before. Returns the rates of the periods.
+    fn run(rate: impl Fn(u64) -> u64) -> Vec<u64> {
+        let hose = Hose { send: HOSE, receive: HOSE };
+        let members = [(1, Member { tenant: 7, hose }), (2, Member { tenant: 7, hose })].into();
+        let (mut arrivals, mut total) = (Arrivals::new(), 0);
+        let (mut divided, mut rates) = (vec![HOSE.0; 3], Vec::new());
+        for period in 1..=200 {
+            let rate = rate(divided[divided.len() - 3]);
+            total += rate / 160;
+            rates.push(rate);
+            let totals = [(1, total / 4), (2, total - total / 4), (3, total)];
+            arrivals.period_ends(Nanos::from_millis(50 * period), &members, totals.into_iter());
+            divided.push(arrivals.divided(7, HOSE).0);
+            assert_eq!(arrivals.divided(8, HOSE), HOSE, "nothing is known of other tenants");
+        }
+        rates
+    }
+
+    #[test]
+    fn pairs_that_exceed_their_parts_are_brought_back_within_seconds() {
+        let rates = run(|divided| divided * 120 / 100);
+        let most = HOSE.0 * MOST_PERMILLE / 1_000;
+        assert!(rates[..8].iter().all(|rate| *rate > most * 105 / 100));
+        for rate in &rates[60..] {
+            assert!((most * 98 / 100..=most * 102 / 100).contains(rate), "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_within_its_guarantee_keeps_all_of_it() {
+        assert!(run(|divided| divided).iter().all(|rate| *rate == HOSE.0));
+        assert!(run(|divided| divided / 3).iter().all(|rate| *rate == HOSE.0 / 3));
+    }
+
+    #[test]
+    fn the_factor_has_a_bound_and_recovers() {
+        let flood = run(|_| 100 * HOSE.0);
+        assert_eq!(flood.len(), 200);
+        let hose = Hose { send: HOSE, receive: HOSE };
+        let members = [(1, Member { tenant: 7, hose })].into();
+        let mut arrivals = Arrivals::new();
+        let (mut total, mut least) = (0, HOSE);
+        for period in 1..=400 {
+            total += if period < 100 { 10 * HOSE.0 / 160 } else { 0 };
+            let totals = [(1, total)].into_iter();
+            arrivals.period_ends(Nanos::from_millis(50 * period), &members, totals);
+            least = least.min(arrivals.divided(7, HOSE));
+        }
+        assert_eq!((least.0, arrivals.divided(7, HOSE)), (HOSE.0 * 7 / 10, HOSE));
+    }
+}

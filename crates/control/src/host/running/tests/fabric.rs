@@ -300,6 +300,11 @@ fn outside_a_fabric_no_port_has_pairs() {
     assert_eq!(host.pair_use(), crate::pair_control::PairUse::default());
 }
 
+/// Returns the ports of the VMs whose pairs are measured.
+fn measured(table: &PairTable) -> Vec<u16> {
+    table.arrivals().map(|(port, _)| port).collect()
+}
+
 #[test]
 fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() {
     let text = format!("{TEXT}{FABRIC}");
@@ -364,13 +369,12 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     host.set_fabric(&FabricTerms { measured: plan.held, ..queue.clone() }).unwrap();
     assert!(limited().is_empty(), "without a period");
     period();
-    let measured = table.arrivals().map(|(port, _)| port);
-    assert_eq!((limited(), measured.collect::<Vec<_>>()), (vec![], ids));
+    assert_eq!((limited(), measured(&table)), (vec![], ids));
     assert_eq!(host.pair_use().guaranteed, 0, "no limit is in force");
     // Without guarantees, no pair is measured.
     host.set_fabric(&queue).unwrap();
     period();
-    assert_eq!(table.arrivals().count(), 0);
+    assert!(measured(&table).is_empty());
 }
 
 /// Sends `count` frames of the VM at port `vm` at the time `now`. Another host answers that the

@@ -364,7 +364,8 @@ fn acknowledgements_do_not_wait_for_a_guarantee() {
         left.iter().filter(|frame| frame.len() == 60).count()
     });
     let passed: usize = floods.sum();
-    assert!((200..=330).contains(&passed), "a burst of 16,384 bytes: {passed}");
+    // Each takes 84 bytes on a link.
+    assert!((150..=240).contains(&passed), "a burst of 16,384 bytes: {passed}");
     bed.assert_sums();
 }
 

@@ -4,7 +4,7 @@ use penstock_qos::pair_table::{Delayed, PAIRS_OF_VM_MAX, PairLimits, PairTable, 
 use penstock_qos::policer::{RATE_MAX, Size};
 
 use super::*;
-use crate::ingress_policer::on_wire;
+use crate::ingress_policer::{link_bytes, on_wire};
 
 const MBIT: u64 = 1_000_000;
 const FAR: u64 = 0x0200_0000_0007;
@@ -56,11 +56,13 @@ impl Uplink {
         }
     }
 
+    /// Offers a frame that takes `len` bytes on a link.
     fn offer(&mut self, (port, mac): (u16, u64), number: u32, len: usize) -> Fate {
         let mut batch = Batch::new();
-        batch.push(&frame(port, number, len), Offload::NONE).expect("one frame fits");
+        batch.push(&frame(port, number, len - 24), Offload::NONE).expect("one frame fits");
         let memory = &mut Memory::of(&mut self.store, &mut []);
-        let (from, now, size) = (source(port), self.now, on_wire(&batch, 0));
+        let (from, now) = (source(port), self.now);
+        let size = Size { bytes: link_bytes(on_wire(&batch, 0)), frames: 1 };
         match self.table.send(port, mac, size, now) {
             Sending::Refuse => Fate::Refused,
             Sending::Wait(Delayed { slot, .. }) => {
@@ -79,7 +81,7 @@ impl Uplink {
         }
     }
 
-    /// Offers `count` frames of 1,000 bytes. Returns how many pass, wait and are refused.
+    /// Offers `count` frames of 1,000 bytes on a link. Returns how many pass, wait and are refused.
     fn offer_all(&mut self, pair: (u16, u64), count: u32) -> [usize; 3] {
         let fates: Vec<Fate> = (0..count).map(|number| self.offer(pair, number, 1_000)).collect();
         [Fate::Passes, Fate::Waits, Fate::Refused]

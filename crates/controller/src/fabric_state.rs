@@ -540,8 +540,12 @@ impl Fabric {
             let mut servers = tenant.placement.entry.slots.iter().map(|(server, _)| server);
             let heard = all_heard || servers.all(|server| usage.contains_key(server));
             let least = if heard { 0 } else { smoothed.get() };
-            smoothed.follow(score(hose, &hosts).max(least));
-            self.scores.insert(slot, smoothed);
+            let now = score(hose, &hosts).max(least);
+            // A tenant's first score counts fully, so the silence of hosts gives it none.
+            if heard || now > 0 {
+                smoothed.follow(now);
+                self.scores.insert(slot, smoothed);
+            }
             let sum = |of: fn(&HostUsage) -> u64| hosts.iter().map(of).sum::<u64>();
             let measured = Measured {
                 sent: sum(|host| host.sent.0),

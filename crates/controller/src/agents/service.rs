@@ -25,6 +25,9 @@ use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time for which an agent may wait at a controller that does not lead.
 const WAIT_MAX: Duration = Duration::from_secs(30);
+/// Longest text of a first message that the controller keeps while an agent waits, in bytes. The
+/// address of a controller is shorter.
+const TEXT_BYTES_MAX: usize = 512;
 
 /// Leadership: whether this controller or another controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +78,9 @@ impl Caller {
     fn new(hello: v1::Hello) -> Self {
         let v1::Hello { host, has, version, wait_millis, unreachable } = hello;
         let wait = Duration::from_millis(wait_millis).min(WAIT_MAX);
+        // A message may have a megabyte, and many agents may wait at the same time.
+        let short = |text: String| if text.len() > TEXT_BYTES_MAX { String::new() } else { text };
+        let (version, unreachable) = (short(version), short(unreachable));
         Self { host, has: has.unwrap_or_default().into(), version, wait, unreachable }
     }
 
@@ -398,5 +404,17 @@ mod tests {
         assert!(!caller(WAIT, "").waits(&elsewhere("a")), "it can call this leader");
         assert!(!caller(WAIT, "b").waits(&elsewhere("a")));
         assert_eq!(caller(Duration::from_secs(3_600), "").wait, WAIT_MAX);
+    }
+
+    #[test]
+    fn a_waiting_agent_has_no_long_texts_in_memory() {
+        let keeps = |bytes: usize| {
+            let (version, unreachable) = ("1".repeat(bytes), "a".repeat(bytes));
+            let hello = v1::Hello { version, unreachable, ..v1::Hello::default() };
+            let Caller { version, unreachable, .. } = Caller::new(hello);
+            [version.len(), unreachable.len()]
+        };
+        assert_eq!(keeps(TEXT_BYTES_MAX), [TEXT_BYTES_MAX; 2]);
+        assert_eq!(keeps(TEXT_BYTES_MAX + 1), [0, 0]);
     }
 }

@@ -47,6 +47,19 @@ fn a_score_follows_by_halves_and_does_not_fall_without_a_report() {
     assert_eq!(scores(&mut fabric, &busy), (125, 500));
 }
 
+/// A new leader may decide before all hosts have called it.
+#[test]
+fn the_first_score_counts_fully_also_after_an_interval_without_reports() {
+    let mut fabric = fabric(Mode::StaticMap, 2);
+    fabric.add(tenant("red", 4, 100)).unwrap();
+    let slot = fabric.slot("red").unwrap();
+    fabric.follow(&Usage::new());
+    assert_eq!(fabric.score(slot), 0);
+    let busy = usage(&fabric, &[("red", 50)]);
+    fabric.follow(&busy);
+    assert_eq!(fabric.score(slot), 200 * MBIT);
+}
+
 fn with(mode: Mode, queues: u8, reserved: &[u8]) -> Fabric {
     let palette = Palette::without(reserved).unwrap();
     let settings = Settings { queues, palette, hold: 0, ..Settings::new(mode) };

@@ -28,7 +28,7 @@ impl<T> SlotMap<T> {
         self.values.get_mut(slot.index())?.as_mut()
     }
 
-    /// Whether a slot has a value.
+    /// Returns true if a slot has a value.
     #[must_use]
     pub fn contains(&self, slot: TenantSlot) -> bool {
         self.get(slot).is_some()

@@ -174,8 +174,13 @@ fn credentials(
         anyhow::Ok(gnmi::Tls { authority: text(&tls.ca)?, name, identity })
     });
     let login = login.map(|login| {
-        let password = text(&login.password)?.trim_end().to_owned();
-        anyhow::Ok((login.user.clone(), password))
+        let (user, path) = (login.user.clone(), &login.password);
+        let password = text(path)?.trim_end().to_owned();
+        if password.is_empty() {
+            // Another program may be about to write the password.
+            bail!("switch {switch}: file {}: no password", path.display());
+        }
+        anyhow::Ok((user, password))
     });
     Ok((tls.transpose()?, login.transpose()?))
 }
@@ -213,5 +218,19 @@ mod tests {
             assert_eq!((driver.kind(), can.queues), (kind, 6), "the shared queue and five more");
         }
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn an_empty_file_is_no_password() {
+        let file = std::env::temp_dir().join(format!("penstock-password-{}", std::process::id()));
+        let login = LoginFile { user: "admin".to_owned(), password: file.clone() };
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            credentials("leaf1", None, Some(&login)).map(|(_, login)| login)
+        };
+        assert_eq!(read("secret\n").unwrap(), Some(("admin".to_owned(), "secret".to_owned())));
+        let error = read("\n").unwrap_err().to_string();
+        std::fs::remove_file(&file).unwrap();
+        assert!(error.starts_with("switch leaf1: ") && error.ends_with("no password"), "{error}");
     }
 }

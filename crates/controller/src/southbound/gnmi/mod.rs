@@ -294,7 +294,10 @@ impl GnmiSwitch {
             Err(problem) if access.problem.as_ref() == Some(&problem) => {}
             Err(problem) => {
                 let switch = &self.name;
-                tracing::warn!("switch {switch}: the previous login is still in use: {problem}");
+                tracing::warn!(
+                    "switch {switch}: the previous certificates and login are still in use: \
+                     {problem}"
+                );
                 access.problem = Some(problem);
             }
         }

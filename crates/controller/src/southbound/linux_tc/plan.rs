@@ -107,7 +107,11 @@ pub(super) fn steps(
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
     all.extend(new.map(class));
     let frames = settings.frames_at(rate);
-    for queue in queues().filter(|queue| !read.pairs.contains(queue)) {
+    // A port whose rate has changed needs FIFOs of another length. The kernel changes them without
+    // a loss.
+    let has_fifos =
+        |queue: &u8| read.pairs.get(queue).is_some_and(|has| has.is_none_or(|has| has == frames));
+    for queue in queues().filter(|queue| !has_fifos(queue)) {
         all.extend(requests::fifos(port, queue, frames, read.inner.contains(&queue)));
     }
     if read.map.as_ref() != Some(&target.map) {
@@ -146,7 +150,8 @@ mod tests {
         let top = Some(Class { rate: RATE.0, ceil: RATE.0, ..Class::default() });
         let classes: BTreeMap<u8, Class> = (0..3).map(class).collect();
         let map = Some(target.map.clone());
-        let (inner, pairs) = ([0, 1, 2].into(), [0, 1, 2].into());
+        let frames = Some(settings().frames_at(RATE));
+        let (inner, pairs) = ([0, 1, 2].into(), [0, 1, 2].map(|queue| (queue, frames)).into());
         PortRead { root: Root::Ours, inner, pairs, top, classes, map }
     }
 
@@ -208,7 +213,7 @@ mod tests {
         let mut is = read(&target);
         // Queue 1 has the FIFO of an earlier version. Queue 2 lacks its last FIFO.
         is.inner.remove(&1);
-        is.pairs = [0].into();
+        is.pairs.retain(|queue, _| *queue == 0);
         let lines = plan(&is, &target);
         let begin = |line: &str| line.split(' ').take(7).collect::<Vec<_>>().join(" ");
         let begins: Vec<String> = lines.iter().map(|line| begin(line)).collect();
@@ -253,7 +258,11 @@ mod tests {
         let target = state(&[1, 1, 2], &[]);
         let faster = BitsPerSecond(1_000_000_000);
         let lines = words(steps(&settings(), E0, faster, &read(&target), &target));
-        assert_eq!(lines.len(), 4, "{lines:?}");
-        assert!(lines[0].contains("classid 9e50:1 htb rate 1000000000bit"));
+        let (fifos, classes): (Vec<_>, Vec<_>) =
+            lines.iter().partition(|line| line.contains(" parent 9e7"));
+        assert_eq!(classes.len(), 4, "{lines:?}");
+        assert!(classes[0].contains("classid 9e50:1 htb rate 1000000000bit"));
+        // Two FIFOs of each queue.
+        assert_eq!(fifos.iter().filter(|line| line.ends_with(" pfifo limit 500")).count(), 6);
     }
 }

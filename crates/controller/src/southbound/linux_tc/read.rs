@@ -8,7 +8,7 @@ use super::layout::{
     MAP_HANDLE, MAP_PREF, QUEUES_MAX, ROOT, TOP, class_of, inner_of, leaf_of, name,
     others_class_of, queue_of,
 };
-use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text};
+use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text, word};
 use super::program;
 use super::requests::{IFLA_IFALIAS, TC_H_ROOT, TCA_BPF_OPS};
 
@@ -55,8 +55,9 @@ pub(super) struct PortRead {
     pub(super) root: Root,
     /// Queues with an HTB of the driver for two FIFOs. The two FIFOs may be missing.
     pub(super) inner: BTreeSet<u8>,
-    /// Queues with both FIFOs. The driver sets up the FIFO that counts here last.
-    pub(super) pairs: BTreeSet<u8>,
+    /// Queues with both FIFOs, each with the number of frames that wait in the FIFO that the driver
+    /// sets up last. The number is `None` if the kernel does not say it.
+    pub(super) pairs: BTreeMap<u8, Option<u32>>,
     /// Class above the queues' classes, which has the port's rate.
     pub(super) top: Option<Class>,
     /// HTB class of each queue.
@@ -94,8 +95,10 @@ pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, St
     let mut ports: BTreeMap<i32, PortRead> = BTreeMap::new();
     for message in messages {
         let read = TcHeader::read(&message.body);
-        let read = read.and_then(|(header, qdisc)| Some((header, text(qdisc.get(&TCA_KIND)?))));
-        let (TcHeader { index, handle, parent, .. }, kind) =
+        let read = read.and_then(|(header, qdisc)| {
+            Some((header, text(qdisc.get(&TCA_KIND)?), qdisc.get(&TCA_OPTIONS).copied()))
+        });
+        let (TcHeader { index, handle, parent, .. }, kind, options) =
             read.ok_or_else(|| short("a qdisc"))?;
         let port = ports.entry(index).or_default();
         if parent == TC_H_ROOT {
@@ -110,7 +113,9 @@ pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, St
                 (0..QUEUES_MAX).find(is)
             };
             port.inner.extend(queue(inner_of, class_of).filter(|_| kind == "htb"));
-            port.pairs.extend(queue(leaf_of, others_class_of));
+            let limit = options.filter(|_| kind == "pfifo").and_then(|bytes| word(bytes, 0));
+            let limit = limit.map(u32::from_ne_bytes);
+            port.pairs.extend(queue(leaf_of, others_class_of).map(|queue| (queue, limit)));
         }
     }
     Ok(ports)
@@ -211,7 +216,10 @@ mod tests {
 
     #[test]
     fn roots_are_told_apart() {
+        let mut fifo = qdisc(2, "pfifo", 0x9e65_0000, 0x9e75_0002);
+        put(&mut fifo.body, TCA_OPTIONS, &400_u32.to_ne_bytes());
         let all = [
+            fifo,
             qdisc(1, "noqueue", 0, TC_H_ROOT),
             qdisc(2, "htb", ROOT, TC_H_ROOT),
             qdisc(2, "pfifo", 0x9e61_0000, 0x9e50_0011),
@@ -228,7 +236,8 @@ mod tests {
         let ports = qdiscs(&all).expect("valid");
         assert_eq!((&ports[&1].root, &ports[&2].root), (&Root::Default, &Root::Ours));
         assert_eq!(ports[&2].inner, [3, 4].into());
-        assert_eq!(ports[&2].pairs, [4].into(), "the last FIFO of queue 3 is missing");
+        let pairs: BTreeMap<u8, Option<u32>> = [(4, None), (5, Some(400))].into();
+        assert_eq!(ports[&2].pairs, pairs, "the last FIFO of queue 3 is missing");
         assert_eq!(ports[&3].root, Root::Foreign("htb 1:".to_owned()));
         assert_eq!(ports[&4].root, Root::Foreign("mq 9e50:".to_owned()));
     }

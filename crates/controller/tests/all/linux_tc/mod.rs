@@ -292,8 +292,10 @@ async fn a_refused_change_names_the_command_and_the_kernels_reason() {
              limit 9kb"
     ));
     let error = switch.apply(stamp(2), &[map(8, 1)]).await.expect_err("refused").to_string();
-    let command = "tc qdisc replace dev v0 parent 9e71:2 handle 9e61: pfifo limit 500";
-    let (_, problem) = error.split_once(command).expect("the command");
+    let frames = Settings::default().frames_at(RATE);
+    let command =
+        format!("tc qdisc replace dev v0 parent 9e71:2 handle 9e61: pfifo limit {frames}");
+    let (_, problem) = error.split_once(&command).expect("the command");
     let problem = problem.strip_prefix(": ").expect("the reason follows");
     let (reason, number) = problem.rsplit_once(" (E").expect("a reason and an error number");
     let said = sh(&format!("ip netns exec {ns} {command} 2>&1 || true"));

@@ -86,8 +86,7 @@ fn is_unwritten(error: &LeaderError) -> bool {
 }
 
 impl StoredBindings {
-    /// Stores a binding. If `done` is true, which means that the leader has executed the binding,
-    /// the function also adds the binding to the history.
+    /// Stores a binding, which the leader has not executed yet.
     ///
     /// # Errors
     /// Returns [`LeaderError::Deposed`] if another controller leads, or the error of the store.
@@ -96,7 +95,6 @@ impl StoredBindings {
         &mut self,
         writer: &mut Writer<'_>,
         binding: BindingToStore<'_>,
-        done: bool,
     ) -> Result<(), LeaderError> {
         let stamp = binding.stamp;
         match self.difference(&binding.tenants) {
@@ -104,15 +102,15 @@ impl StoredBindings {
             Some(difference) => self.put_change(writer, binding, &difference).await?,
             None => self.put_snapshot(writer, binding, (0..SHARDS).collect()).await?,
         }
-        if done {
-            return self.put_done(writer, stamp).await;
-        }
         self.finish(writer, stamp).await?;
         self.sweep(writer).await
     }
 
     /// Adds the stored binding to the history, because the leader has executed the binding.
-    pub(super) async fn put_done(
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::put`].
+    pub async fn put_done(
         &mut self,
         writer: &mut Writer<'_>,
         stamp: Stamp,
@@ -365,7 +363,7 @@ impl Leader {
         let (interval, topology) = (binding.interval(), fabric.topology());
         let binding = BindingToStore { stamp: *stamp, interval, tenants, topology };
         let mut writer = Writer::new(&**store, leadership, horizon);
-        let stored = kept.put(&mut writer, binding, false).await;
+        let stored = kept.put(&mut writer, binding).await;
         self.note_full(was_full, &stored).await;
         stored
     }

@@ -269,7 +269,10 @@ impl Bed {
         let topology = &self.topology;
         let binding = BindingToStore { stamp, interval: stamp.generation, tenants, topology };
         let mut writer = Writer::new(&self.store, &self.leadership, &mut self.horizon);
-        let stored = self.kept.put(&mut writer, binding, done).await;
+        let mut stored = self.kept.put(&mut writer, binding).await;
+        if done && stored.is_ok() {
+            stored = self.kept.put_done(&mut writer, stamp).await;
+        }
         match &stored {
             Ok(()) => (self.now, self.maybe) = (next, Vec::new()),
             Err(_) => self.maybe.push(next),

@@ -216,8 +216,9 @@ async fn run(
             stored.set_moving(if done { BTreeSet::new() } else { moving.clone() });
             let (tenants, topology) = (load.now.clone(), &load.topology);
             let binding = BindingToStore { stamp, interval: generation, tenants, topology };
-            stored.put(&mut writer, binding, done).await?;
+            stored.put(&mut writer, binding).await?;
         }
+        stored.put_done(&mut writer, stamp).await?;
         found.stored_ms.push((clock::now() - begin).as_secs_f64() * 1e3);
         writer.forget(now, Settings::default().history).await;
         now += INTERVAL;

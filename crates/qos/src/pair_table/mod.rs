@@ -160,7 +160,7 @@ pub struct PairRef {
 pub struct SendReading {
     /// The pair's place in the table.
     pub pair: PairRef,
-    /// Bytes of the frames that passed the pair's bucket.
+    /// Bytes of the frames that passed the pair's bucket or waited for it.
     pub bytes: u64,
     /// Frames that did not pass the pair's bucket and were dropped.
     pub refused: u64,

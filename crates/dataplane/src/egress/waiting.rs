@@ -239,7 +239,11 @@ impl Egress {
             late.iter().for_each(|(i, slot)| {
                 table.refuse(*slot, pair_size(table, batch, usize::from(*i)))
             });
-            delivery.pair_limit += late.len() as u64;
+            if caps.is_some() {
+                delivery.pair_limit += late.len() as u64;
+            } else {
+                delivery.outcome.down += u32::try_from(late.len()).unwrap_or(0);
+            }
             return;
         };
         let Waiting { now, store, .. } = &mut self.waiting;

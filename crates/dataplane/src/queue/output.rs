@@ -189,7 +189,8 @@ impl OutputQueue {
 
     /// Whether the output sent frames and now begins to wait for its limit or a ceiling.
     pub(crate) fn begins_to_wait(&self) -> bool {
-        let ceiling = self.is_held() && self.stuck.is_none();
+        // Frames that only wait for the limits of their pairs are not in the line yet.
+        let ceiling = self.is_held() && !self.is_idle() && self.stuck.is_none();
         let sent = !self.waits.is_empty();
         self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait) || sent && ceiling
     }

@@ -343,6 +343,21 @@ fn frames_above_a_guarantee_wait_at_the_uplink_and_other_pairs_of_the_vm_pass() 
 }
 
 #[test]
+fn frames_above_a_guarantee_are_lost_with_the_uplinks_link() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    bed.drivers[UPLINK].set_up(false);
+    bed.pass(VM, &vec![data(NEAR, FAR); 40]);
+    assert!(bed.drops(VM, DropReason::PortDown) >= 40);
+    assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
+    bed.assert_sums();
+}
+
+#[test]
 fn acknowledgements_do_not_wait_for_a_guarantee() {
     let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
     let most = BitsPerSecond(400_000 * MBIT);

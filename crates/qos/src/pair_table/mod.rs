@@ -88,7 +88,8 @@ pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
 /// Bytes of a question or an announcement, for which the VM pays. A VM with many pairs would
-/// otherwise send them in addition to its rate.
+/// otherwise send them in addition to its rate. Limits to guarantees also count the overhead on a
+/// link.
 pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
@@ -159,7 +160,7 @@ pub struct PairRef {
 pub struct SendReading {
     /// The pair's place in the table.
     pub pair: PairRef,
-    /// Bytes of the frames that passed the pair's bucket.
+    /// Bytes of the frames that passed the pair's bucket or waited for it.
     pub bytes: u64,
     /// Frames that did not pass the pair's bucket and were dropped.
     pub refused: u64,
@@ -332,7 +333,7 @@ impl PairTable {
     pub fn announces(&self, pair: PairKey, flow: u64, dscp: u8, now: Nanos) -> bool {
         let announces = self.code_points.announces(pair, flow, dscp, now);
         if announces && let Some(vm) = self.vm(pair.port()) {
-            vm.send.spend(QUESTION_BYTES, now);
+            vm.send.spend_marker(now);
         }
         announces
     }
@@ -448,7 +449,7 @@ impl PairTable {
     fn asks(&self, vm: &Vm, slot: &SendSlot, now: Nanos) -> bool {
         let asks = slot.asks(now, self.asks_every(slot));
         if asks {
-            vm.send.spend(QUESTION_BYTES, now);
+            vm.send.spend_marker(now);
         }
         asks
     }

@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
-use super::{NEW_QUESTIONS, PairLimits, PairRef, ReceiveReading, SendReading};
+use super::{NEW_QUESTIONS, PairLimits, PairRef, QUESTION_BYTES, ReceiveReading, SendReading};
+use crate::bottleneck::FRAME_OVERHEAD;
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
 
@@ -154,6 +155,15 @@ impl PacedBucket {
             self.bucket.spend(parts(bytes));
         }
         may_spend
+    }
+
+    /// Takes tokens for a question or an announcement, even if the bucket then is in debt.
+    pub(super) fn spend_marker(&self, now: Nanos) {
+        let overhead = match self.limits {
+            PairLimits::Rates => 0,
+            PairLimits::Guarantees => u32::from(FRAME_OVERHEAD),
+        };
+        self.spend(QUESTION_BYTES + overhead, now);
     }
 
     /// Takes tokens for `bytes` of a frame that does not wait behind others. Returns false and

@@ -559,8 +559,11 @@ fn a_lower_guarantee_leaves_no_deep_bucket() {
     let at = Nanos::from_secs(2);
     assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos::ZERO, 3));
     (0..4).for_each(|_| assert!(passes(&table, FRAME, at)));
-    // Four frames and a question are 970 bytes too much.
-    assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos(970 * 8_000), 1));
+    // Four frames and a question of 90 bytes on a link are 994 bytes too much.
+    assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos(994 * 8_000), 1));
+    let pair = PairKey::new(VM, FAR).unwrap();
+    assert!(table.announces(pair, 1, 46, at));
+    assert_eq!(table.wait(VM, at), Nanos(1_084 * 8_000), "an announcement of 90 bytes");
     assert_eq!(table.batch_limit(1), usize::MAX, "another VM");
 }
 

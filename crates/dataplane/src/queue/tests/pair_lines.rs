@@ -147,6 +147,22 @@ fn frames_above_a_pairs_limit_leave_in_order_and_other_pairs_do_not_wait() {
 }
 
 #[test]
+fn frames_that_wait_for_their_pair_do_not_count_as_waiting_for_a_ceiling() {
+    let mut uplink = Uplink::new(256);
+    uplink.limit(1, FAR, MBIT);
+    assert_eq!(uplink.offer_all((1, FAR), 40), [17, 23, 0]);
+    uplink.now += Nanos::from_millis(1);
+    while uplink.queue.len() > 23 {
+        let mut batch = Batch::new();
+        let memory = &mut Memory::of(&mut uplink.store, &mut []);
+        uplink.queue.load(memory, &mut batch, (1, 32), uplink.now, &mut |_, _| {});
+        assert!(!batch.is_empty());
+        uplink.queue.sent(memory);
+    }
+    assert!(!uplink.queue.begins_to_wait());
+}
+
+#[test]
 fn a_vm_with_many_lines_leaves_room_for_others() {
     let mut uplink = Uplink::new(1_000);
     let mut waiting = 0;

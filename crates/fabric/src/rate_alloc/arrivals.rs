@@ -56,7 +56,8 @@ impl Arrivals {
         Self { totals: BTreeMap::new(), at: Nanos::ZERO, of_tenant: BTreeMap::new() }
     }
 
-    /// Ends a period at time `now`. `totals` has the bytes on a link that arrived for each VM.
+    /// Ends a period at time `now`. `totals` has the bytes on a link that arrived for each VM. They
+    /// may begin at 0 again.
     pub fn period_ends(
         &mut self,
         now: Nanos,
@@ -70,7 +71,7 @@ impl Arrivals {
             self.totals.insert(vm, total);
             let Some(member) = members.get(&vm) else { continue };
             let of = bytes.entry(member.tenant).or_insert((0, member.hose.receive.0));
-            of.0 += old.get(&vm).map_or(0, |old| total.wrapping_sub(*old));
+            of.0 += old.get(&vm).map_or(0, |old| total.saturating_sub(*old));
         }
         self.at = now;
         self.of_tenant.retain(|tenant, _| bytes.contains_key(tenant));

@@ -23,7 +23,7 @@
 use std::collections::BTreeMap;
 
 use penstock_fabric::rate_alloc::HosePairs;
-use penstock_fabric::rate_alloc::hose_pairs::Member;
+use penstock_fabric::rate_alloc::hose_pairs::{Member, question_period};
 use penstock_fabric::rate_alloc::host_rates::Hose;
 use penstock_qos::pair_table::{PairRef, PairTable, VmRates};
 use penstock_qos::policer::RATE_MAX;
@@ -82,6 +82,7 @@ impl GuaranteeControl {
                 let bucket = send.limit.map_or(RATE_MAX, |limit| part(limit.0, HEADROOM, 1_000));
                 table.set_sender(*pair, bucket, (told, send.part, send.want));
                 table.set_flows(*pair, send.flows);
+                table.ask_every(*pair, question_period(send.part));
             }
         }
         for (id, part) in &limits.parts {

@@ -37,7 +37,11 @@
 //!   host probably does not answer. If answers stop, the last part is in force for
 //!   [`SILENT_PERIODS`], because a full network also loses answers.
 //! - While more than the guarantee arrives, less than the guarantee is divided ([`Arrivals`]).
-//! - A receiver counts a pair whose sender sent no question in [`QUIET_PERIODS`] as without demand.
+//! - A question and its answer take a hundredth of the pair's part of its sender's guarantee
+//!   ([`question_period`]). More often, they would take several percent of what the slow pairs of a
+//!   tenant may send.
+//! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
+//!   one and a half times the time between its questions, as without demand.
 //!
 //! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
 //! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in its
@@ -89,6 +93,13 @@ pub const QUIET_PERIODS: u32 = 8;
 pub const FORGET_PERIODS: u32 = 100;
 
 const NOTHING: BitsPerSecond = BitsPerSecond(0);
+/// Length of a period.
+const PERIOD: Nanos = Nanos::from_millis(50);
+/// Bits of a question and its answer on a link, times 100.
+const QUESTION_BITS: u64 = 2 * 90 * 8 * 100;
+/// Shortest and longest time between two questions about a pair. A receiver removes a pair after
+/// [`IDLE_PERIODS`] without a question.
+const QUESTIONS: [Nanos; 2] = [Nanos::from_millis(100), Nanos::from_millis(600)];
 /// Fraction of its limit, in percent, from which on a pair has reached it.
 const HELD_PERCENT: u64 = 90;
 /// Room of a pair to grow: its demand, and its part by weight of the guarantee, divided by this
@@ -318,7 +329,8 @@ impl HosePairs {
                 continue;
             };
             self.receivers.insert(pair.id, Receiver { questions: pair.questions, quiet });
-            let want = if quiet < QUIET_PERIODS { pair.want.min(pair.part) } else { NOTHING };
+            let is_active = quiet < quiet_periods(pair.part);
+            let want = if is_active { pair.want.min(pair.part) } else { NOTHING };
             let of = of_tenant.entry(member.tenant).or_insert((member.hose, Vec::new()));
             of.1.push((pair.id, (want, pair.flows.clamp(1, FLOWS_MAX))));
         }
@@ -332,6 +344,20 @@ impl HosePairs {
             limits.parts.extend(pairs.iter().map(|(id, _)| *id).zip(parts));
         }
     }
+}
+
+/// Returns the time between two questions about a pair with the part `part` of its sender's
+/// guarantee.
+#[must_use]
+pub fn question_period(part: BitsPerSecond) -> Nanos {
+    let [least, most] = QUESTIONS;
+    Nanos(scaled(QUESTION_BITS, 1_000_000_000, part.0).clamp(least.0, most.0))
+}
+
+/// Returns the number of periods without a question after which a pair is without demand.
+fn quiet_periods(part: BitsPerSecond) -> u32 {
+    let periods = question_period(part).0 * 3 / 2 / PERIOD.0;
+    u32::try_from(periods).unwrap_or(u32::MAX).max(QUIET_PERIODS)
 }
 
 /// Returns the limit of each of `count` new pairs of a tenant with the sending guarantee `hose`.
@@ -436,5 +462,24 @@ impl Sender {
     /// Returns the demand that the receiver's part allows.
     fn uses(&self) -> BitsPerSecond {
         self.want().min(self.limit.unwrap_or(UNLIMITED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_take_a_hundredth_of_a_slow_pairs_part() {
+        let every = |rate| question_period(BitsPerSecond(rate)).0 / 1_000_000;
+        assert_eq!(
+            [0, 100_000, 288_000, 1_000_000, 5_000_000].map(every),
+            [600, 600, 500, 144, 100]
+        );
+        // Question and answer of 90 bytes each on a link, twice a second.
+        assert_eq!(2 * 90 * 8 * 2 * 100, 288_000);
+        let quiet = |rate| quiet_periods(BitsPerSecond(rate));
+        assert_eq!([0, 288_000, 5_000_000].map(quiet), [18, 15, QUIET_PERIODS]);
+        assert!(quiet(0) < IDLE_PERIODS);
     }
 }

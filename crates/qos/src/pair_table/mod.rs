@@ -66,6 +66,7 @@ mod arrivals;
 mod code_points;
 mod keys;
 mod pressure;
+mod questions;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -93,8 +94,8 @@ pub const WINDOW: usize = 8;
 pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
-/// Time between two questions about a pair in a table for guarantees. Questions take a part of slow
-/// guarantees, and guarantees change less often than rates. The first [`NEW_QUESTIONS`] questions
+/// Least time between two questions about a pair in a table for guarantees. Questions take a part of
+/// slow guarantees, and guarantees change less often than rates ([`PairTable::ask_every`]). The first [`NEW_QUESTIONS`] questions
 /// without an answer have [`PERIOD`] between them, because the pair has a small limit until then.
 pub const GUARANTEE_PERIOD: Nanos = Nanos::from_millis(100);
 
@@ -522,14 +523,6 @@ impl PairTable {
     pub fn lost(&self, slot: usize, bytes: u32) {
         if let Some(slot) = self.send.get(slot) {
             slot.ends_waiting(bytes);
-        }
-    }
-
-    /// Returns the time between two questions about a pair.
-    fn asks_every(&self, slot: &SendSlot) -> Nanos {
-        match self.limits {
-            PairLimits::Guarantees if !slot.is_new() => GUARANTEE_PERIOD,
-            PairLimits::Guarantees | PairLimits::Rates => PERIOD,
         }
     }
 

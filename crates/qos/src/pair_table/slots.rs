@@ -6,7 +6,10 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
-use super::{NEW_QUESTIONS, PairLimits, PairRef, QUESTION_BYTES, ReceiveReading, SendReading};
+use super::{
+    GUARANTEE_PERIOD, NEW_QUESTIONS, PairLimits, PairRef, QUESTION_BYTES, ReceiveReading,
+    SendReading,
+};
 use crate::bottleneck::FRAME_OVERHEAD;
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
@@ -252,7 +255,9 @@ pub(super) struct SendSlot {
     /// Signals of congestion while frames wait.
     pub(super) pressure: Pressure,
     /// Time in ns at which the next question is due.
-    next: AtomicU64,
+    pub(super) next: AtomicU64,
+    /// Time in ns between two questions in a table for guarantees.
+    pub(super) every: AtomicU64,
     /// Time in ns from which a frame may signal congestion.
     signal: AtomicU64,
     /// Number of frames at the last signal.
@@ -283,6 +288,7 @@ impl SendSlot {
             waiting: AtomicU64::new(0),
             pressure: Pressure::new(),
             next: AtomicU64::new(0),
+            every: AtomicU64::new(GUARANTEE_PERIOD.0),
             signal: AtomicU64::new(0),
             signalled: AtomicU64::new(0),
             flows: AtomicU64::new(0),
@@ -300,6 +306,7 @@ impl SendSlot {
         self.tell(first, most, most);
         self.bucket.set(first);
         self.next.store(0, Ordering::Relaxed);
+        self.every.store(GUARANTEE_PERIOD.0, Ordering::Relaxed);
         self.signal.store(0, Ordering::Relaxed);
         self.flows.store(0, Ordering::Relaxed);
         self.tell_flows(0);

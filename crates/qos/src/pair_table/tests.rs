@@ -736,3 +736,29 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn slow_pairs_ask_seldom_and_sooner_when_they_become_faster() {
+    let table = guarantees();
+    let pair = limited(&table, 1);
+    table.ask_every(pair, Nanos::from_millis(500));
+    let asks = |from: u64, to: u64| -> Vec<u64> {
+        let asks = |ms: &u64| {
+            let sent = table.send(VM, FAR, FRAME, Nanos::from_millis(*ms));
+            let slot = match sent {
+                Sending::Ask(slot) | Sending::Wait(Delayed { slot, asks: true, .. }) => slot,
+                _ => return false,
+            };
+            table.question(slot).is_some()
+        };
+        (from..to).filter(asks).collect()
+    };
+    // The first ten questions follow each other sooner, because nobody answers.
+    assert_eq!(asks(1_000, 1_500).len(), 10);
+    let later = asks(1_500, 4_000);
+    assert!(later.windows(2).all(|two| two[1] - two[0] == 500), "{later:?}");
+    let last = later[later.len() - 1];
+    assert!(asks(4_000, last + 300).is_empty());
+    table.ask_every(pair, Nanos(1));
+    assert_eq!(asks(last + 300, last + 450), [last + 300, last + 400]);
+}

@@ -94,9 +94,10 @@ pub const WINDOW: usize = 8;
 pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
-/// Least time between two questions about a pair in a table for guarantees. Questions take a part of
-/// slow guarantees, and guarantees change less often than rates ([`PairTable::ask_every`]). The first [`NEW_QUESTIONS`] questions
-/// without an answer have [`PERIOD`] between them, because the pair has a small limit until then.
+/// Least time between two questions about a pair in a table for guarantees. Questions take a part
+/// of slow guarantees, and guarantees change less often than rates ([`PairTable::ask_every`]). The
+/// first [`NEW_QUESTIONS`] questions without an answer have [`PERIOD`] between them, because the
+/// pair has a small limit until then.
 pub const GUARANTEE_PERIOD: Nanos = Nanos::from_millis(100);
 
 /// Number of questions in a table for guarantees that follow each other sooner until one is

@@ -36,12 +36,16 @@ fi
 stty -F /dev/ttyS1 raw -echo
 exec 3<>/dev/ttyS1
 echo "READY $(uname -r) after $(cut -d' ' -f1 /proc/uptime) s"
-while read -r id seconds command <&3; do
-    [ -n "$command" ] || continue
-    echo "=BEGIN= $id" >&3
-    timeout "$seconds" sh -c "$command" </dev/null >/tmp/answer 2>&1
-    status=$?
-    cat /tmp/answer >&3
-    printf '\n=END= %s %s\n' "$id" "$status" >&3
-done
+# The commands are read by a shell that is not the first process: orphans are the first process's
+# children, and when a child ends, busybox's `read` forgets the part of a line that it has read.
+(
+    while read -r id seconds command <&3; do
+        [ -n "$command" ] || continue
+        echo "=BEGIN= $id" >&3
+        timeout "$seconds" sh -c "$command" </dev/null >/tmp/answer 2>&1
+        status=$?
+        cat /tmp/answer >&3
+        printf '\n=END= %s %s\n' "$id" "$status" >&3
+    done
+)
 poweroff -f

@@ -104,6 +104,17 @@ all_ping() {
     check "$1: guest 1 reaches guest 2" pings_within 30 vm1 10.0.0.22
 }
 
+# Whether guest 1 runs each of 40 commands while processes without a parent end in it.
+hears_beside_orphans() {
+    local i
+    run vm1 '(for i in $(seq 250); do (usleep 20000; : &) & usleep 700; done) >/dev/null 2>&1 &' ||
+        return
+    for i in $(seq 40); do
+        [ "$("$GUEST" exec vm1 "echo a line of many words, which arrives in parts: $i" 1 |
+            sed -n 's/.* //p')" = "$i" ] || return
+    done
+}
+
 # undisturbed WHAT command...: runs the command while endpoint 1 pings guest 1 five times a second.
 # No ping may be lost.
 undisturbed() {
@@ -242,6 +253,7 @@ main() {
     check "guest 1 boots (switch in server mode)" start_guest vm1
     check "guest 2 boots (switch in client mode)" start_guest vm2
     all_ping "first"
+    check "guest 1 hears every command while other processes end" hears_beside_orphans
     check "guest 1 has split rings" not has_packed_rings vm1
     check "guest 2 has packed rings" has_packed_rings vm2
     check "iperf3 guest 1 to guest 2" iperf vm1 10.0.0.22

@@ -17,7 +17,8 @@
 //!
 //! The table limits the bytes in a line. VMs choose the addresses of pairs, so a VM can have many
 //! lines: no VM gets more than half of the places and of the memory that is free. A frame that
-//! waits longer than the output's limit on waits is dropped.
+//! waits longer than the output's limit on waits, and than several frames of its pair take, is
+//! dropped. The VM does not pay for it.
 //!
 //! # Cost
 //!
@@ -175,7 +176,7 @@ impl PairLines {
     }
 
     /// Removes and returns a frame that leaves at time `now`. A frame that waited longer than
-    /// `most` is late.
+    /// `most` and than the table lets its pair wait is late.
     pub(super) fn next(&mut self, now: Nanos, most: Nanos) -> Option<Released> {
         loop {
             let Reverse((due, slot)) = *self.due.peek()?;
@@ -183,9 +184,9 @@ impl PairLines {
                 return None;
             }
             let Place { frame, tenant, since, .. } = self.first(slot)?;
-            let late = now.saturating_sub(since) > most;
+            let late = now.saturating_sub(since) > self.table.longest_wait(slot, most);
             if late {
-                self.table.lost(slot, frame.wire());
+                self.lose(slot, &frame);
             } else if let Err(more) = self.table.departs(frame.source, slot, frame.wire(), now) {
                 self.due.pop();
                 self.due.push(Reverse((now + more.max(STEP), slot)));
@@ -200,9 +201,14 @@ impl PairLines {
     pub(super) fn pop(&mut self) -> Option<Stored> {
         let Reverse((_, slot)) = *self.due.peek()?;
         let Place { frame, .. } = self.first(slot)?;
-        self.table.lost(slot, frame.wire());
+        self.lose(slot, &frame);
         self.remove_first(slot);
         Some(frame)
+    }
+
+    /// Notes that the first frame in the line of a slot is dropped.
+    fn lose(&self, slot: usize, frame: &Stored) {
+        self.table.lost(frame.source, slot, Size { bytes: frame.wire(), ..frame.size });
     }
 
     /// Returns the first frame in the line of a slot.

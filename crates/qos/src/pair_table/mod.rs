@@ -80,7 +80,7 @@ pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
 use pressure::Pressure;
 pub use slots::{Answer, Question};
-use slots::{PacedBucket, ReceiveSlot, SendSlot};
+use slots::{LATE_FRAMES, LATE_MAX, PacedBucket, ReceiveSlot, SendSlot};
 
 /// Number of pairs in each direction for which the table has slots.
 pub const PAIRS_MAX: usize = 4_096;
@@ -520,11 +520,25 @@ impl PairTable {
         Ok(())
     }
 
-    /// Notes that a frame of `bytes` bytes in the line of the pair in `slot` was dropped.
-    pub fn lost(&self, slot: usize, bytes: u32) {
+    /// Notes that a frame of the VM at `port` in the line of the pair in `slot` was dropped. The VM
+    /// does not pay for the frame.
+    pub fn lost(&self, port: u16, slot: usize, size: Size) {
         if let Some(slot) = self.send.get(slot) {
-            slot.ends_waiting(bytes);
+            slot.ends_waiting(size.bytes);
+            slot.discount(size, true);
         }
+        if let Some(vm) = self.vm(port) {
+            vm.send.give_back(size.bytes);
+        }
+    }
+
+    /// Returns the time after which a frame in the line of the pair in `slot` is late. The time is
+    /// `least`, or the time of several frames at the pair's rate if this is longer.
+    #[must_use]
+    pub fn longest_wait(&self, slot: usize, least: Nanos) -> Nanos {
+        let several = |slot: &SendSlot| slot.bucket.frame_time().0.saturating_mul(LATE_FRAMES);
+        let longest = self.send.get(slot).map_or(0, several);
+        least.max(LATE_MAX.min(Nanos(longest)))
     }
 
     /// Returns the time for which the next frames of the VM at `port` should wait, because the VM

@@ -34,6 +34,13 @@ const LINE_MIN: u64 = 32_768;
 /// Largest number of bytes of a pair from which on no more frames wait.
 const LINE_MAX: u64 = 1 << 20;
 
+/// A frame is late after the time of this many full frames at the rate of its pair, if this is
+/// longer than the output's limit on waits. TCP needs a few frames in flight to notice the loss of
+/// one of them without a retransmission timeout.
+pub(super) const LATE_FRAMES: u64 = 16;
+/// Time after which a frame is late at any rate of its pair, if the output's limit is not longer.
+pub(super) const LATE_MAX: Nanos = Nanos::from_secs(2);
+
 /// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
 /// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
@@ -389,6 +396,12 @@ impl SendSlot {
     /// if the whole frame was dropped.
     pub(super) fn take_back(&self, size: Size, whole: bool) {
         self.bucket.give_back(size.bytes);
+        self.discount(size, whole);
+    }
+
+    /// Corrects the counters for a frame that was counted, but is not sent. `whole` is true if the
+    /// whole frame was dropped.
+    pub(super) fn discount(&self, size: Size, whole: bool) {
         self.bytes.fetch_sub(size.bytes.into(), Ordering::Relaxed);
         self.frames.fetch_sub(size.frames.into(), Ordering::Relaxed);
         if whole {

@@ -470,11 +470,59 @@ fn a_line_of_which_frames_are_lost_has_room_again() {
     });
     assert_eq!(line.frames.len(), 27);
     for (slot, size, _) in line.frames.drain(..) {
-        table.lost(slot, size.bytes);
+        table.lost(VM, slot, size);
     }
     // Nothing waits, so frames pass again as soon as the bucket has tokens.
     assert!(!passes(&table, FRAME, now));
     assert!(passes(&table, FRAME, Nanos::from_millis(1_020)));
+}
+
+#[test]
+fn a_vm_does_not_pay_for_frames_that_are_lost_in_a_line() {
+    let table = guarantees();
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: mbps(10), receive: most });
+    limited(&table, 1);
+    let (mut line, now) = (Line::default(), Nanos::from_secs(1));
+    let offers = |line: &mut Line, frames: u32| {
+        (0..frames).for_each(|number| {
+            line.offer(&table, FAR, FRAME, number, now);
+        });
+    };
+    offers(&mut line, 14);
+    let (owed, sent) = (table.wait(VM, now), table.sending().next().unwrap());
+    offers(&mut line, 10);
+    assert_eq!(line.frames.len(), 10);
+    assert!(table.wait(VM, now) > owed);
+    for (slot, size, _) in line.frames.drain(..) {
+        table.lost(VM, slot, size);
+    }
+    let read = table.sending().next().unwrap();
+    assert_eq!(table.wait(VM, now), owed);
+    assert_eq!(read.bytes, sent.bytes);
+    assert_eq!(read.refused, sent.refused + 10);
+}
+
+#[test]
+fn frames_of_slow_pairs_may_wait_longer() {
+    let table = guarantees();
+    limited(&table, 1);
+    let pair = table.sending().next().unwrap().pair;
+    let Sending::Wait(Delayed { slot, .. }) =
+        (0..20).map(|_| table.send(VM, FAR, FRAME, Nanos::from_secs(1))).last().unwrap()
+    else {
+        panic!("the frame waits");
+    };
+    let longest = |rate: u64| {
+        let rate = BitsPerSecond(rate);
+        table.set_sender(pair, rate, (rate, rate, rate));
+        table.longest_wait(slot, Nanos::from_millis(250)).0 / 1_000
+    };
+    assert_eq!(longest(10_000_000), 250_000);
+    // 16 frames of 1,538 bytes.
+    assert_eq!(longest(500_000), 393_728);
+    assert_eq!(longest(10_000), 2_000_000);
+    assert_eq!(table.longest_wait(slot, Nanos::from_secs(3)), Nanos::from_secs(3));
 }
 
 #[test]

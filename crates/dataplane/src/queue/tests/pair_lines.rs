@@ -177,7 +177,7 @@ fn a_vm_with_many_lines_leaves_room_for_others() {
     assert_eq!(uplink.offer_all((2, FAR), 60), [17, 33, 10]);
     uplink.go(20_000);
     // Frames that wait too long are dropped, and none is forgotten.
-    let left = uplink.go_on(1_500).len();
+    let left = uplink.go_on(2_500).len();
     assert_eq!(left + uplink.lost.len(), waiting + 33);
     assert!(uplink.lost.iter().all(|lost| *lost == (1, DropReason::QueueLate)));
     assert!(uplink.queue.is_empty() && uplink.store.is_empty());

@@ -471,9 +471,12 @@ fn live_picture(record: &Record) -> Picture {
     let mut times = Panel::new("flows, live", Axis::log("time, ms"), Axis::linear("completed, %"));
     let used = Axis::linear("use, %").to(105.0);
     let mut core = Panel::new("use of the core", Axis::linear("time, s"), used);
-    for (name, title) in
-        [("ours", "QShare"), ("static", "static reservation"), ("tcp", "one queue, held")]
-    {
+    for (name, title) in [
+        ("ours", "QShare"),
+        ("elasticswitch", "ElasticSwitch"),
+        ("static", "static reservation"),
+        ("tcp", "one queue, held"),
+    ] {
         times = times.line(title, series(&format!("time of flows: {name}")));
         core = core.line(title, series(&format!("core: {name}")));
     }

@@ -18,7 +18,7 @@
 //! The table limits the bytes in a line. VMs choose the addresses of pairs, so a VM can have many
 //! lines: no VM gets more than half of the places and of the memory that is free. A frame that
 //! waits longer than the output's limit on waits, and than several frames of its pair take, is
-//! dropped. The VM does not pay for it.
+//! dropped. The VM pays for a frame when the frame leaves.
 //!
 //! # Cost
 //!
@@ -85,7 +85,18 @@ pub(super) struct PairLines {
     /// Number of waiting frames of each source port, and bytes of their memory.
     sources: Box<[(u32, u64)]>,
     /// Times at which lines are looked at, with the lines' slots.
-    due: BinaryHeap<Reverse<(Nanos, usize)>>,
+    due: BinaryHeap<Reverse<Due>>,
+    /// Number of times that a line was listed.
+    listings: u64,
+}
+
+/// When a line is looked at, as its number `turn`. Lines of a VM that waits for its own limit are
+/// looked at at the same time, and take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: Nanos,
+    turn: u64,
+    slot: usize,
 }
 
 /// Returns the bytes of the cells in which a frame of `len` bytes waits.
@@ -110,7 +121,12 @@ impl PairLines {
             len: 0,
             sources: vec![(0, 0); ports].into_boxed_slice(),
             due: BinaryHeap::with_capacity(PAIRS_MAX),
+            listings: 0,
         }
+    }
+
+    pub(super) fn table(&self) -> &PairTable {
+        &self.table
     }
 
     /// Whether the pairs are those of `table`.
@@ -149,7 +165,7 @@ impl PairLines {
         let (line, at) = (self.lines.get_mut(slot)?, self.free);
         let place = self.places.get_mut(at as usize)?;
         let size = Size { bytes: frame.wire(), ..frame.size };
-        if !self.table.waits(frame.source, slot, size, now) {
+        if !self.table.waits(frame.source, slot, size) {
             return None;
         }
         self.free = place.next;
@@ -164,23 +180,30 @@ impl PairLines {
         if core::mem::replace(&mut line.listed, true) {
             return Some(false);
         }
-        let due = now + STEP;
-        let is_next = self.due.peek().is_none_or(|Reverse((next, _))| due < *next);
-        self.due.push(Reverse((due, slot)));
+        let is_next = self.next_due().is_none_or(|next| now + STEP < next);
+        self.list(now + STEP, slot);
         Some(is_next)
+    }
+
+    /// Lists the line of a slot for the time `at`, after other lines of the same time. Times are
+    /// multiples of [`STEP`], so lines that wait for the same VM have the same time.
+    fn list(&mut self, at: Nanos, slot: usize) {
+        self.listings += 1;
+        let at = Nanos(at.0.next_multiple_of(STEP.0));
+        self.due.push(Reverse(Due { at, turn: self.listings, slot }));
     }
 
     /// Returns the time at which a frame may leave. Returns `None` if no frame waits.
     pub(super) fn next_due(&self) -> Option<Nanos> {
-        self.due.peek().map(|Reverse((due, _))| *due)
+        self.due.peek().map(|Reverse(due)| due.at)
     }
 
     /// Removes and returns a frame that leaves at time `now`. A frame that waited longer than
     /// `most` and than the table lets its pair wait is late.
     pub(super) fn next(&mut self, now: Nanos, most: Nanos) -> Option<Released> {
         loop {
-            let Reverse((due, slot)) = *self.due.peek()?;
-            if due > now {
+            let Reverse(Due { at, slot, .. }) = *self.due.peek()?;
+            if at > now {
                 return None;
             }
             let Place { frame, tenant, since, .. } = self.first(slot)?;
@@ -189,20 +212,20 @@ impl PairLines {
                 self.lose(slot, &frame);
             } else if let Err(more) = self.table.departs(frame.source, slot, frame.wire(), now) {
                 self.due.pop();
-                self.due.push(Reverse((now + more.max(STEP), slot)));
+                self.list(now + more.max(STEP), slot);
                 continue;
             }
-            self.remove_first(slot);
+            self.remove_first(slot, at);
             return Some(Released { frame, tenant, late });
         }
     }
 
     /// Removes and returns any frame, which is lost.
     pub(super) fn pop(&mut self) -> Option<Stored> {
-        let Reverse((_, slot)) = *self.due.peek()?;
+        let Reverse(Due { at, slot, .. }) = *self.due.peek()?;
         let Place { frame, .. } = self.first(slot)?;
         self.lose(slot, &frame);
-        self.remove_first(slot);
+        self.remove_first(slot, at);
         Some(frame)
     }
 
@@ -217,21 +240,27 @@ impl PairLines {
         self.places.get(first as usize).copied()
     }
 
-    /// Removes the first frame of the line at the top of the heap.
-    fn remove_first(&mut self, slot: usize) {
+    /// Removes the first frame of the line at the top of the heap. Lists the line again for the
+    /// time `at` if more frames wait.
+    fn remove_first(&mut self, slot: usize, at: Nanos) {
         let Some(line) = self.lines.get_mut(slot) else { return };
-        let at = line.first;
-        let Some(place) = self.places.get_mut(at as usize) else { return };
+        let first = line.first;
+        let Some(place) = self.places.get_mut(first as usize) else { return };
         line.first = core::mem::replace(&mut place.next, self.free);
-        if line.first == NIL {
-            (line.last, line.listed) = (NIL, false);
-            self.due.pop();
+        line.listed = line.first != NIL;
+        if !line.listed {
+            line.last = NIL;
         }
-        self.free = at;
+        self.free = first;
         self.len -= 1;
         if let Some((frames, bytes)) = self.sources.get_mut(usize::from(place.frame.source)) {
             *frames -= 1;
             *bytes -= memory_of(place.frame.len);
+        }
+        let more = line.listed;
+        self.due.pop();
+        if more {
+            self.list(at, slot);
         }
     }
 }

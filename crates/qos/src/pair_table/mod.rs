@@ -251,6 +251,8 @@ struct Vm {
     arrived: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,
+    /// Bytes that wait in the lines of the VM's pairs.
+    waiting: AtomicU64,
     bytes: AtomicU64,
     refused: AtomicU64,
     /// Number of the VM's pairs in each direction.
@@ -267,6 +269,8 @@ pub struct PairTable {
     receive_keys: Keys,
     receive: Box<[ReceiveSlot]>,
     code_points: CodePoints,
+    /// Whether frames can wait in lines of their pairs.
+    lines: AtomicBool,
 }
 
 const SENDER: usize = 0;
@@ -292,6 +296,7 @@ impl PairTable {
             first: AtomicU64::new(0),
             arrived: AtomicU64::new(0),
             pressure: Pressure::new(),
+            waiting: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             pairs: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -305,6 +310,7 @@ impl PairTable {
             receive_keys: Keys::new(PAIRS_MAX, seed),
             receive: core::iter::repeat_with(ReceiveSlot::new).take(PAIRS_MAX).collect(),
             code_points: CodePoints::new(ports, seed),
+            lines: AtomicBool::new(false),
         }
     }
 
@@ -341,12 +347,14 @@ impl PairTable {
     }
 
     /// Returns the number of frames that the VM at `port` may send at once, at least 1. A table for
-    /// guarantees keeps a VM from sending a whole batch beyond its tokens.
+    /// guarantees keeps a VM from sending a whole batch beyond its tokens, if no frame can wait in a
+    /// line.
     #[inline]
     #[must_use]
     pub fn batch_limit(&self, port: u16) -> usize {
         match self.limits {
             PairLimits::Rates => usize::MAX,
+            PairLimits::Guarantees if self.has_lines() => usize::MAX,
             PairLimits::Guarantees => self.vm(port).map_or(usize::MAX, |vm| vm.send.frames()),
         }
     }
@@ -424,7 +432,8 @@ impl PairTable {
         now: Nanos,
     ) -> Sending {
         let relaxed = vm.send.is_relaxed(now);
-        if slot.is_waited_for() || !vm.take(&slot.bucket, size.bytes, now) {
+        let must_wait = slot.is_waited_for() || self.has_lines() && vm.send.is_in_debt();
+        if must_wait || !vm.take(&slot.bucket, size.bytes, now) {
             if relaxed {
                 vm.pressure.rest(now);
             }
@@ -470,16 +479,23 @@ impl PairTable {
     }
 
     /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
-    /// false if the frame must be dropped, because the VM owes too much. The caller counts a frame
-    /// that it drops with [`Self::refuse`].
-    pub fn waits(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
+    /// false if there is no such slot.
+    pub fn waits(&self, port: u16, slot: usize, size: Size) -> bool {
         let Some(slot) = self.send.get(slot) else { return false };
-        let pays = self.vm(port).is_none_or(|vm| vm.send.spend(size.bytes, now));
-        if pays {
-            slot.count(size, true);
-            slot.waits(size.bytes);
+        slot.count(size, true);
+        slot.waits(size.bytes);
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.waiting.fetch_add(size.bytes.into(), Ordering::Relaxed);
         }
-        pays
+        true
+    }
+
+    /// Notes that a frame no longer waits.
+    fn ends_waiting(&self, port: u16, slot: &SendSlot, bytes: u32) {
+        slot.ends_waiting(bytes);
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            subtract(&vm.waiting, bytes);
+        }
     }
 
     /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
@@ -505,30 +521,32 @@ impl PairTable {
     }
 
     /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
-    /// `bytes` bytes and came from the VM at `port`. If the VM has no limits any more, it leaves.
+    /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
+    /// debt, or if the VM has no limits any more.
     ///
     /// # Errors
     /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
     /// because rates change.
     pub fn departs(&self, port: u16, slot: usize, bytes: u32, now: Nanos) -> Result<(), Nanos> {
         let Some(slot) = self.send.get(slot) else { return Ok(()) };
-        let bucket = &slot.bucket;
-        if self.is_limited(port) && bucket.is_set() && !bucket.take(bytes, now) {
-            return Err(bucket.debt(now).min(PERIOD));
+        if let Some(vm) = self.vm(port).filter(|_| slot.bucket.is_set()) {
+            let debt = vm.send.debt(now);
+            if debt > Nanos::ZERO {
+                return Err(debt.min(PERIOD));
+            }
+            if !vm.take(&slot.bucket, bytes, now) {
+                return Err(slot.bucket.debt(now).min(PERIOD));
+            }
         }
-        slot.ends_waiting(bytes);
+        self.ends_waiting(port, slot, bytes);
         Ok(())
     }
 
-    /// Notes that a frame of the VM at `port` in the line of the pair in `slot` was dropped. The VM
-    /// does not pay for the frame.
+    /// Notes that a frame of the VM at `port` in the line of the pair in `slot` was dropped.
     pub fn lost(&self, port: u16, slot: usize, size: Size) {
         if let Some(slot) = self.send.get(slot) {
-            slot.ends_waiting(size.bytes);
+            self.ends_waiting(port, slot, size.bytes);
             slot.discount(size, true);
-        }
-        if let Some(vm) = self.vm(port) {
-            vm.send.give_back(size.bytes);
         }
     }
 
@@ -541,11 +559,32 @@ impl PairTable {
         least.max(LATE_MAX.min(Nanos(longest)))
     }
 
-    /// Returns the time for which the next frames of the VM at `port` should wait, because the VM
-    /// sent more than its rate. The time is at most [`PERIOD`], because rates change.
+    /// Notes whether frames can wait in lines of their pairs.
+    pub fn set_lines(&self, lines: bool) {
+        self.lines.store(lines, Ordering::Relaxed);
+    }
+
+    fn has_lines(&self) -> bool {
+        self.lines.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time for which the next frames of the VM at `port` should wait in its ring. The
+    /// time is at most [`PERIOD`], because rates change.
+    ///
+    /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for
+    /// [`LATE_MAX`] wait in the lines. Otherwise they wait if the VM sent more than its rate. In the
+    /// ring, the acknowledgements of a VM wait behind its data. Then the senders to the VM have the
+    /// same round trip as the VM itself, and who has the smaller windows gets less than its part.
     #[must_use]
     pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
-        self.vm(port).map_or(Nanos::ZERO, |vm| vm.send.debt(now).min(PERIOD))
+        let wait = |vm: &Vm| {
+            if !self.has_lines() {
+                return vm.send.debt(now);
+            }
+            let waiting = vm.waiting.load(Ordering::Relaxed);
+            vm.send.time_of(waiting).saturating_sub(LATE_MAX)
+        };
+        self.vm(port).map_or(Nanos::ZERO, |vm| wait(vm).min(PERIOD))
     }
 
     /// Returns the slot of a pair, and takes a free slot for a new pair.
@@ -753,6 +792,12 @@ impl PairTable {
             vm.leaves(RECEIVER);
         }
     }
+}
+
+/// Subtracts `bytes`, at least to 0.
+fn subtract(from: &AtomicU64, bytes: u32) {
+    let less = |value: u64| Some(value.saturating_sub(bytes.into()));
+    let _ = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 impl Vm {

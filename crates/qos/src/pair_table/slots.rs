@@ -8,7 +8,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
 use super::{
     GUARANTEE_PERIOD, NEW_QUESTIONS, PairLimits, PairRef, QUESTION_BYTES, ReceiveReading,
-    SendReading,
+    SendReading, subtract,
 };
 use crate::bottleneck::FRAME_OVERHEAD;
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
@@ -229,10 +229,20 @@ impl PacedBucket {
         i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
     }
 
+    /// Whether the bucket was in debt after the last refill.
+    pub(super) fn is_in_debt(&self) -> bool {
+        self.bucket.level() < 0
+    }
+
+    /// Returns the time of `bytes` bytes at the bucket's rate, or 0 if the bucket has no rate.
+    pub(super) fn time_of(&self, bytes: u64) -> Nanos {
+        let rate = self.rate.load(Ordering::Relaxed);
+        Nanos(bytes.saturating_mul(8_000_000_000).checked_div(rate).unwrap_or(0))
+    }
+
     /// Returns the time of a full frame at the bucket's rate.
     pub(super) fn frame_time(&self) -> Nanos {
-        let rate = self.rate.load(Ordering::Relaxed);
-        Nanos((FULL_FRAME * 8_000_000_000).checked_div(rate).unwrap_or(0))
+        self.time_of(FULL_FRAME)
     }
 
     /// Returns the number of full frames that the bucket's tokens and 1 ms of its rate allow, at
@@ -370,8 +380,7 @@ impl SendSlot {
 
     /// Notes that a frame of `bytes` bytes no longer waits for the bucket.
     pub(super) fn ends_waiting(&self, bytes: u32) {
-        let less = |waiting: u64| Some(waiting.saturating_sub(bytes.into()));
-        let _ = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        subtract(&self.waiting, bytes);
     }
 
     /// Whether a question is due. Returns true once in each time `every`.

@@ -381,7 +381,7 @@ impl Line {
     fn offer(&mut self, table: &PairTable, mac: u64, size: Size, number: u32, now: Nanos) -> bool {
         match table.send(VM, mac, size, now) {
             Sending::Free | Sending::Pass | Sending::Ask(_) | Sending::Signal(_) => return true,
-            Sending::Wait(Delayed { slot, .. }) if table.waits(VM, slot, size, now) => {
+            Sending::Wait(Delayed { slot, .. }) if table.waits(VM, slot, size) => {
                 self.frames.push_back((slot, size, number));
             }
             Sending::Wait(_) | Sending::Refuse => self.refused += 1,
@@ -478,10 +478,11 @@ fn a_line_of_which_frames_are_lost_has_room_again() {
 }
 
 #[test]
-fn a_vm_does_not_pay_for_frames_that_are_lost_in_a_line() {
+fn a_vm_pays_for_a_frame_when_it_leaves_its_line() {
     let table = guarantees();
     let most = crate::policer::RATE_MAX;
     table.limit(VM, VmRates { default: most, send: mbps(10), receive: most });
+    table.set_lines(true);
     limited(&table, 1);
     let (mut line, now) = (Line::default(), Nanos::from_secs(1));
     let offers = |line: &mut Line, frames: u32| {
@@ -489,18 +490,76 @@ fn a_vm_does_not_pay_for_frames_that_are_lost_in_a_line() {
             line.offer(&table, FAR, FRAME, number, now);
         });
     };
-    offers(&mut line, 14);
-    let (owed, sent) = (table.wait(VM, now), table.sending().next().unwrap());
+    offers(&mut line, 13);
+    let sent = table.sending().next().unwrap();
     offers(&mut line, 10);
     assert_eq!(line.frames.len(), 10);
-    assert!(table.wait(VM, now) > owed);
+    let first = line.frames.pop_front().unwrap();
+    let second = line.frames.pop_front().unwrap();
     for (slot, size, _) in line.frames.drain(..) {
         table.lost(VM, slot, size);
     }
     let read = table.sending().next().unwrap();
-    assert_eq!(table.wait(VM, now), owed);
-    assert_eq!(read.bytes, sent.bytes);
-    assert_eq!(read.refused, sent.refused + 10);
+    assert_eq!(read.bytes, sent.bytes + 2 * u64::from(FRAME.bytes));
+    assert_eq!(read.refused, sent.refused + 8);
+    let departs = |(slot, size, _): (usize, Size, u32), us: u64| {
+        table.departs(VM, slot, size.bytes, Nanos(now.0 + us * 1_000))
+    };
+    // 13 frames and a question are 715 bytes more than the VM's bucket had. The pair's bucket has 134 left.
+    assert_eq!(departs(first, 0), Err(Nanos(715 * 800)));
+    assert_eq!(departs(first, 572), Ok(()));
+    assert_eq!(departs(second, 572), Err(Nanos(1_250 * 800)));
+    let more = departs(second, 1_572).unwrap_err();
+    assert!((7_000_000..8_000_000).contains(&more.0), "the pair's debt: {more:?}");
+    assert_eq!(departs(second, 1_572 + 8_000), Ok(()));
+}
+
+#[test]
+fn a_frame_waits_in_its_line_while_its_vm_is_in_debt() {
+    let most = crate::policer::RATE_MAX;
+    for lines in [true, false] {
+        let table = guarantees();
+        table.limit(VM, VmRates { default: most, send: mbps(1), receive: most });
+        table.set_lines(lines);
+        let now = Nanos::from_secs(1);
+        for mac in [FAR, FAR + 1] {
+            table.send(VM, mac, FRAME, Nanos::from_millis(1));
+        }
+        for read in table.sending().collect::<Vec<_>>() {
+            table.set_sender(read.pair, mbps(1), (mbps(1), mbps(1), mbps(1)));
+        }
+        // The bucket of the VM has 4,096 bytes, and that of a pair 16,384.
+        let mut line = Line::default();
+        let passed = (0..6).filter(|i| line.offer(&table, FAR, FRAME, *i, now)).count();
+        let other = line.offer(&table, FAR + 1, FRAME, 6, now);
+        if lines {
+            assert_eq!((passed, other, line.frames.len()), (4, false, 3));
+            assert_eq!((table.wait(VM, now), table.batch_limit(VM)), (Nanos::ZERO, usize::MAX));
+        } else {
+            assert_eq!((passed, other, line.frames.len()), (6, true, 0));
+            assert!(table.wait(VM, now) > Nanos::ZERO && table.batch_limit(VM) == 1);
+        }
+    }
+}
+
+#[test]
+fn a_vm_with_seconds_of_frames_in_lines_waits_in_its_ring() {
+    let table = guarantees();
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: BitsPerSecond(100_000), receive: most });
+    table.set_lines(true);
+    limited(&table, 1);
+    let (mut line, now) = (Line::default(), Nanos::from_secs(1));
+    (0..30).for_each(|number| {
+        line.offer(&table, FAR, FRAME, number, now);
+    });
+    // 2 s of the VM's rate are 25,000 bytes, or 20 frames.
+    assert_eq!((line.frames.len(), table.wait(VM, now)), (26, PERIOD));
+    while line.frames.len() > 20 {
+        let (slot, size, _) = line.frames.pop_front().unwrap();
+        table.lost(VM, slot, size);
+    }
+    assert_eq!(table.wait(VM, now), Nanos::ZERO);
 }
 
 #[test]
@@ -583,7 +642,7 @@ fn a_line_that_is_never_empty_signals_and_a_short_one_does_not() {
                     table.refuse(slot, FRAME);
                 }
                 Sending::Wait(Delayed { slot, .. }) => {
-                    assert!(table.waits(VM, slot, FRAME, now));
+                    assert!(table.waits(VM, slot, FRAME));
                     line.push_back(slot);
                 }
                 Sending::Signal(_) => panic!("the VM has no limit"),

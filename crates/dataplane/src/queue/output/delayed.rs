@@ -38,6 +38,12 @@ impl OutputQueue {
         };
         if !same {
             self.clear_delayed(memory, &mut lost);
+            if let Some(table) = self.pair_lines.as_deref().map(PairLines::table) {
+                table.set_lines(false);
+            }
+            if let Some(table) = table {
+                table.set_lines(true);
+            }
             self.pair_lines = table.map(|table| Box::new(PairLines::new(table, ports)));
         }
     }

@@ -65,6 +65,7 @@
 mod arrivals;
 mod code_points;
 mod keys;
+mod lines;
 mod pressure;
 mod questions;
 mod slots;
@@ -80,7 +81,7 @@ pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
 use pressure::Pressure;
 pub use slots::{Answer, Question};
-use slots::{LATE_FRAMES, LATE_MAX, PacedBucket, ReceiveSlot, SendSlot};
+use slots::{PacedBucket, ReceiveSlot, SendSlot};
 
 /// Number of pairs in each direction for which the table has slots.
 pub const PAIRS_MAX: usize = 4_096;
@@ -478,115 +479,6 @@ impl PairTable {
         if asks { Sending::Ask(at) } else { Sending::Pass }
     }
 
-    /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
-    /// false if there is no such slot.
-    pub fn waits(&self, port: u16, slot: usize, size: Size) -> bool {
-        let Some(slot) = self.send.get(slot) else { return false };
-        slot.count(size, true);
-        slot.waits(size.bytes);
-        if let Some(vm) = self.vms.get(usize::from(port)) {
-            vm.waiting.fetch_add(size.bytes.into(), Ordering::Relaxed);
-        }
-        true
-    }
-
-    /// Notes that a frame no longer waits.
-    fn ends_waiting(&self, port: u16, slot: &SendSlot, bytes: u32) {
-        slot.ends_waiting(bytes);
-        if let Some(vm) = self.vms.get(usize::from(port)) {
-            subtract(&vm.waiting, bytes);
-        }
-    }
-
-    /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
-    /// frames there, because it is small and others depend on it. Returns false if such frames have
-    /// used a whole burst in advance.
-    pub fn passes_line(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
-        let Some(slot) = self.send.get(slot) else { return false };
-        let passes = slot.bucket.take_ahead(size.bytes, now);
-        if passes {
-            if let Some(vm) = self.vm(port) {
-                vm.send.spend(size.bytes, now);
-            }
-            slot.count(size, true);
-        }
-        passes
-    }
-
-    /// Counts a frame that cannot wait in the line of the pair in `slot`, and is dropped.
-    pub fn refuse(&self, slot: usize, size: Size) {
-        if let Some(slot) = self.send.get(slot) {
-            slot.count(size, false);
-        }
-    }
-
-    /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
-    /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
-    /// debt, or if the VM has no limits any more.
-    ///
-    /// # Errors
-    /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
-    /// because rates change.
-    pub fn departs(&self, port: u16, slot: usize, bytes: u32, now: Nanos) -> Result<(), Nanos> {
-        let Some(slot) = self.send.get(slot) else { return Ok(()) };
-        if let Some(vm) = self.vm(port).filter(|_| slot.bucket.is_set()) {
-            let debt = vm.send.debt(now);
-            if debt > Nanos::ZERO {
-                return Err(debt.min(PERIOD));
-            }
-            if !vm.take(&slot.bucket, bytes, now) {
-                return Err(slot.bucket.debt(now).min(PERIOD));
-            }
-        }
-        self.ends_waiting(port, slot, bytes);
-        Ok(())
-    }
-
-    /// Notes that a frame of the VM at `port` in the line of the pair in `slot` was dropped.
-    pub fn lost(&self, port: u16, slot: usize, size: Size) {
-        if let Some(slot) = self.send.get(slot) {
-            self.ends_waiting(port, slot, size.bytes);
-            slot.discount(size, true);
-        }
-    }
-
-    /// Returns the time after which a frame in the line of the pair in `slot` is late. The time is
-    /// `least`, or the time of several frames at the pair's rate if this is longer.
-    #[must_use]
-    pub fn longest_wait(&self, slot: usize, least: Nanos) -> Nanos {
-        let several = |slot: &SendSlot| slot.bucket.frame_time().0.saturating_mul(LATE_FRAMES);
-        let longest = self.send.get(slot).map_or(0, several);
-        least.max(LATE_MAX.min(Nanos(longest)))
-    }
-
-    /// Notes whether frames can wait in lines of their pairs.
-    pub fn set_lines(&self, lines: bool) {
-        self.lines.store(lines, Ordering::Relaxed);
-    }
-
-    fn has_lines(&self) -> bool {
-        self.lines.load(Ordering::Relaxed)
-    }
-
-    /// Returns the time for which the next frames of the VM at `port` should wait in its ring. The
-    /// time is at most [`PERIOD`], because rates change.
-    ///
-    /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for
-    /// [`LATE_MAX`] wait in the lines. Otherwise they wait if the VM sent more than its rate. In the
-    /// ring, the acknowledgements of a VM wait behind its data. Then the senders to the VM have the
-    /// same round trip as the VM itself, and who has the smaller windows gets less than its part.
-    #[must_use]
-    pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
-        let wait = |vm: &Vm| {
-            if !self.has_lines() {
-                return vm.send.debt(now);
-            }
-            let waiting = vm.waiting.load(Ordering::Relaxed);
-            vm.send.time_of(waiting).saturating_sub(LATE_MAX)
-        };
-        self.vm(port).map_or(Nanos::ZERO, |vm| wait(vm).min(PERIOD))
-    }
-
     /// Returns the slot of a pair, and takes a free slot for a new pair.
     fn send_slot(&self, vm: &Vm, port: u16, mac: u64) -> Option<(usize, &SendSlot)> {
         let key = PairKey::new(port, mac)?;
@@ -792,12 +684,6 @@ impl PairTable {
             vm.leaves(RECEIVER);
         }
     }
-}
-
-/// Subtracts `bytes`, at least to 0.
-fn subtract(from: &AtomicU64, bytes: u32) {
-    let less = |value: u64| Some(value.saturating_sub(bytes.into()));
-    let _ = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 impl Vm {

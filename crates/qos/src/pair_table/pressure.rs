@@ -2,8 +2,9 @@
 //!
 //! # Problem
 //!
-//! The frames of a VM above its limit wait in the VM's ring, and TCP fills the ring. At 1 Mbit/s, a
-//! ring of 500 frames is a wait of 6 s.
+//! The frames of a VM above its limit wait in the VM's ring or in the lines of its pairs
+//! ([`super::PairTable::waits`]), and TCP fills both. At 1 Mbit/s, a ring of 500 frames is a wait of
+//! 6 s.
 //!
 //! # Approach
 //!
@@ -15,8 +16,7 @@
 //! windows would otherwise be too small for anything but retransmission timeouts. For the same
 //! reason, the interval lasts at least [`INTERVAL_FRAMES`] full frames.
 //!
-//! The frames of a pair wait in a line ([`super::PairTable::waits`]). The same rule applies to a
-//! pair whose line is never empty for [`INTERVAL`].
+//! The same rule applies to a pair whose line is never empty for [`INTERVAL`].
 //!
 //! # Departures
 //!

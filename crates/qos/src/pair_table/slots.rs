@@ -5,10 +5,11 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::lines::subtract;
 use super::pressure::{Pressure, SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
 use super::{
     GUARANTEE_PERIOD, NEW_QUESTIONS, PairLimits, PairRef, QUESTION_BYTES, ReceiveReading,
-    SendReading, subtract,
+    SendReading,
 };
 use crate::bottleneck::FRAME_OVERHEAD;
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
@@ -33,13 +34,6 @@ const LINES_PER_SECOND: u64 = 20;
 const LINE_MIN: u64 = 32_768;
 /// Largest number of bytes of a pair from which on no more frames wait.
 const LINE_MAX: u64 = 1 << 20;
-
-/// A frame is late after the time of this many full frames at the rate of its pair, if this is
-/// longer than the output's limit on waits. TCP needs a few frames in flight to notice the loss of
-/// one of them without a retransmission timeout.
-pub(super) const LATE_FRAMES: u64 = 16;
-/// Time after which a frame is late at any rate of its pair, if the output's limit is not longer.
-pub(super) const LATE_MAX: Nanos = Nanos::from_secs(2);
 
 /// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
 /// of two batches of 32 segments of 64 KiB.

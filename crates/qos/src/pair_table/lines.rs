@@ -1,0 +1,147 @@
+//! Frames that wait for the limits of their VMs and pairs, in a line for each pair.
+//!
+//! # Problem
+//!
+//! A VM sends more than its limit, and TCP makes it do so all the time. In the VM's ring, its
+//! acknowledgements would wait behind its data. Then the senders to the VM have the same round trip
+//! as the VM itself, and who has the smaller windows gets less than its part.
+//!
+//! # Approach
+//!
+//! If an output has lines, a frame waits in the line of its pair while the VM or the pair is in
+//! debt. The table decides when the first frame of a line leaves; the frame pays then. Pure
+//! acknowledgements pass the line, up to a burst.
+//!
+//! # Bounds
+//!
+//! A line has a number of bytes from which on no more frames wait, and frames become late. A VM
+//! waits in its ring only if its lines have frames for [`LATE_MAX`].
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use penstock_units::Nanos;
+
+use super::{PERIOD, PairTable, SendSlot, Vm};
+use crate::policer::Size;
+
+/// A frame is late after the time of this many full frames at the rate of its pair, if this is
+/// longer than the output's limit on waits. TCP needs a few frames in flight to notice the loss of
+/// one of them without a retransmission timeout.
+const LATE_FRAMES: u64 = 16;
+/// Time after which a frame is late at any rate of its pair, if the output's limit is not longer.
+const LATE_MAX: Nanos = Nanos::from_secs(2);
+
+impl PairTable {
+    /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
+    /// false if there is no such slot.
+    pub fn waits(&self, port: u16, slot: usize, size: Size) -> bool {
+        let Some(slot) = self.send.get(slot) else { return false };
+        slot.count(size, true);
+        slot.waits(size.bytes);
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.waiting.fetch_add(size.bytes.into(), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Notes that a frame no longer waits.
+    fn ends_waiting(&self, port: u16, slot: &SendSlot, bytes: u32) {
+        slot.ends_waiting(bytes);
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            subtract(&vm.waiting, bytes);
+        }
+    }
+
+    /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
+    /// frames there, because it is small and others depend on it. Returns false if such frames have
+    /// used a whole burst in advance.
+    pub fn passes_line(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
+        let Some(slot) = self.send.get(slot) else { return false };
+        let passes = slot.bucket.take_ahead(size.bytes, now);
+        if passes {
+            if let Some(vm) = self.vm(port) {
+                vm.send.spend(size.bytes, now);
+            }
+            slot.count(size, true);
+        }
+        passes
+    }
+
+    /// Counts a frame that cannot wait in the line of the pair in `slot`, and is dropped.
+    pub fn refuse(&self, slot: usize, size: Size) {
+        if let Some(slot) = self.send.get(slot) {
+            slot.count(size, false);
+        }
+    }
+
+    /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
+    /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
+    /// debt, or if the VM has no limits any more.
+    ///
+    /// # Errors
+    /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
+    /// because rates change.
+    pub fn departs(&self, port: u16, slot: usize, bytes: u32, now: Nanos) -> Result<(), Nanos> {
+        let Some(slot) = self.send.get(slot) else { return Ok(()) };
+        if let Some(vm) = self.vm(port).filter(|_| slot.bucket.is_set()) {
+            let debt = vm.send.debt(now);
+            if debt > Nanos::ZERO {
+                return Err(debt.min(PERIOD));
+            }
+            if !vm.take(&slot.bucket, bytes, now) {
+                return Err(slot.bucket.debt(now).min(PERIOD));
+            }
+        }
+        self.ends_waiting(port, slot, bytes);
+        Ok(())
+    }
+
+    /// Notes that a frame of the VM at `port` in the line of the pair in `slot` was dropped.
+    pub fn lost(&self, port: u16, slot: usize, size: Size) {
+        if let Some(slot) = self.send.get(slot) {
+            self.ends_waiting(port, slot, size.bytes);
+            slot.discount(size, true);
+        }
+    }
+
+    /// Returns the time after which a frame in the line of the pair in `slot` is late. The time is
+    /// `least`, or the time of several frames at the pair's rate if this is longer.
+    #[must_use]
+    pub fn longest_wait(&self, slot: usize, least: Nanos) -> Nanos {
+        let several = |slot: &SendSlot| slot.bucket.frame_time().0.saturating_mul(LATE_FRAMES);
+        let longest = self.send.get(slot).map_or(0, several);
+        least.max(LATE_MAX.min(Nanos(longest)))
+    }
+
+    /// Notes whether frames can wait in lines of their pairs.
+    pub fn set_lines(&self, lines: bool) {
+        self.lines.store(lines, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_lines(&self) -> bool {
+        self.lines.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time for which the next frames of the VM at `port` should wait in its ring. The
+    /// time is at most [`PERIOD`], because rates change.
+    ///
+    /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for
+    /// [`LATE_MAX`] wait in the lines. Otherwise they wait if the VM sent more than its rate.
+    #[must_use]
+    pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
+        let wait = |vm: &Vm| {
+            if !self.has_lines() {
+                return vm.send.debt(now);
+            }
+            let waiting = vm.waiting.load(Ordering::Relaxed);
+            vm.send.time_of(waiting).saturating_sub(LATE_MAX)
+        };
+        self.vm(port).map_or(Nanos::ZERO, |vm| wait(vm).min(PERIOD))
+    }
+}
+
+/// Subtracts `bytes`, at least to 0.
+pub(super) fn subtract(from: &AtomicU64, bytes: u32) {
+    let less = |value: u64| Some(value.saturating_sub(bytes.into()));
+    let _ = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+}

@@ -350,6 +350,10 @@ impl Leader {
                 break;
             }
         }
+        // A plan may find out that a switch lacks a queue of the plan.
+        if self.mode != Mode::Observe && self.crew.limit_misplaced(&self.fabric) {
+            self.mend().await;
+        }
         Ok(())
     }
 

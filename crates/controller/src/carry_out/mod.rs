@@ -234,7 +234,8 @@ impl Crew {
         self.silent.begin_interval();
     }
 
-    fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
+    /// Returns true if `node` is a switch, or a host whose agent is connected.
+    pub(crate) fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
         let topology = fabric.topology();
         !topology.is_server(node) || self.hosts.connected(topology.name(node))
     }

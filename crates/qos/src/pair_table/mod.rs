@@ -79,7 +79,7 @@ use crate::policer::Size;
 pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
 use pressure::Pressure;
-pub use slots::{Answer, Question};
+pub use slots::{Answer, EPOCH_BITS, Question};
 use slots::{PacedBucket, ReceiveSlot, SendSlot};
 
 /// Number of pairs in each direction for which the table has slots.

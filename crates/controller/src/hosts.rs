@@ -39,7 +39,8 @@ pub struct HostTenant {
     #[serde(default)]
     pub headroom_permille: u32,
     /// True if the rate limit applies although the tenant has its own queue. The controller limits
-    /// tenants while queues change hands. A host of an earlier version ignores `limited`.
+    /// tenants while queues change hands, and while a port lacks their queue. A host of an earlier
+    /// version ignores `limited`.
     #[serde(default)]
     pub limited: bool,
 }

@@ -73,7 +73,7 @@ pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
 pub use mirror::{Direction as MirrorDirection, Mirror};
-pub use model::{FdbStatic, HostConfig, Port, SlowPath, Tenant};
+pub use model::{FdbStatic, HostConfig, PlannedLimits, Port, SlowPath, Tenant};
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queue::{Excess, Queue};
 pub use read::{load, migrate, parse, parse_object, parse_on};

@@ -109,6 +109,18 @@ pub struct Tenant {
     /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub send: Option<EgressPolicer>,
+    /// Limits that a plan of the fabric's controller has set, and no configuration file.
+    #[serde(skip)]
+    pub planned: PlannedLimits,
+}
+
+/// Limits of a tenant that a plan of the fabric's controller has set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlannedLimits {
+    /// Whether the plan has set [`Tenant::receive`].
+    pub receive: bool,
+    /// Whether the plan has set [`Tenant::send`].
+    pub send: bool,
 }
 
 const fn default_fdb_limit() -> u32 {
@@ -128,6 +140,7 @@ impl Tenant {
             dscp: None,
             receive: None,
             send: None,
+            planned: PlannedLimits::default(),
         }
     }
 }

@@ -248,7 +248,9 @@ impl Question<'_> {
             let why = format!(
                 "{receiver} received too much: `receive` of {whose} dropped {share} of the frames"
             );
-            return (why, "raise `receive` of the receiver or its tenant, or send less");
+            let remedy = "raise `receive` of the receiver or its tenant, or send less; in a \
+                          fabric, raise the tenant's guarantee or wait for a queue";
+            return (why, remedy);
         }
         if self.drops(&super::REFUSED) < super::NOTICEABLE_PERMILLE
             && let Some(to) = self.waited_for()

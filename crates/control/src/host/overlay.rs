@@ -31,7 +31,8 @@ use penstock_qos::wfq::QUEUES_MAX;
 
 use super::pair_plan::{GuaranteedTenant, PairPlan};
 use crate::config::{
-    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, RateAllocation, Weight, Wfq,
+    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, PlannedLimits, Port,
+    RateAllocation, Weight, Wfq,
 };
 use crate::pair_control::VmTerms;
 
@@ -187,7 +188,9 @@ impl Overlay {
             if pairs && self.uplink.own_queue(dscp).is_none() && tenant.send.is_none() {
                 continue;
             }
-            tenant.receive.get_or_insert(limits.receive);
+            if tenant.receive.is_none() {
+                (tenant.receive, tenant.planned.receive) = (Some(limits.receive), true);
+            }
             let own = self.uplink.own_queue(dscp).filter(|_| wfq.is_some());
             match (tenant.send, own) {
                 (None, Some(queue)) => {
@@ -196,9 +199,10 @@ impl Overlay {
                 (None, None) if ceilings.len() < lanes => {
                     ceilings.insert(tenant.name.clone(), limits.lane);
                 }
-                _ => {
-                    tenant.send.get_or_insert(limits.send);
+                (None, None) => {
+                    (tenant.send, tenant.planned.send) = (Some(limits.send), true);
                 }
+                (Some(_), _) => {}
             }
         }
         if let Some(wfq) = wfq {
@@ -237,6 +241,7 @@ pub(super) fn with_own_limits(mut config: HostConfig, own: &HostConfig) -> HostC
     let limits: BTreeMap<_, _> = limits.collect();
     for tenant in &mut config.tenants {
         (tenant.send, tenant.receive) = limits.get(&tenant.name).copied().unwrap_or_default();
+        tenant.planned = PlannedLimits::default();
     }
     config
 }

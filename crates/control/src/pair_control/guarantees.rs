@@ -95,6 +95,10 @@ impl GuaranteeControl {
         let idle = limits.idle_receivers.iter().filter_map(|id| receivers.get(id));
         idle.for_each(|pair: &PairRef| table.end_receiver(*pair));
         let measured: Vec<u16> = table.arrivals().map(|(vm, _)| vm).collect();
+        // As soon as a VM is measured, its new pairs need their first limit.
+        for (vm, first) in &limits.first {
+            table.set_first(*vm, part(first.0, HEADROOM, 1_000));
+        }
         for (vm, sum) in &limits.vms {
             let rates = VmRates { default: RATE_MAX, send: part(sum.0, 1, 1), receive: RATE_MAX };
             if is_held(vm) {
@@ -102,9 +106,6 @@ impl GuaranteeControl {
             } else {
                 table.measure(*vm, rates);
             }
-        }
-        for (vm, first) in &limits.first {
-            table.set_first(*vm, part(first.0, HEADROOM, 1_000));
         }
         for vm in measured.into_iter().filter(|vm| !vms.contains_key(vm)) {
             table.unlimit(vm);

@@ -13,7 +13,7 @@ use penstock_qos::policer::{Limit, Spec, segments_depth, segments_frames};
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::Warning;
-use crate::config::{HostConfig, Port};
+use crate::config::{HostConfig, PlannedLimits, Port};
 
 /// Returns a warning for each burst that is too small.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
@@ -44,7 +44,11 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), terms));
     }
     for tenant in &config.tenants {
-        for (key, terms) in [("receive", tenant.receive_terms()), ("send", tenant.send_terms())] {
+        // The operator of the host cannot change a limit of the fabric's controller.
+        let PlannedLimits { receive, send } = tenant.planned;
+        let receive = tenant.receive_terms().filter(|_| !receive);
+        let send = tenant.send_terms().filter(|_| !send);
+        for (key, terms) in [("receive", receive), ("send", send)] {
             let Some(terms) = terms else { continue };
             warn(&[], of_terms(&format!("tenant {}: {key}", tenant.name), terms));
         }

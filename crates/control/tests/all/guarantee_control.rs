@@ -422,3 +422,30 @@ fn a_pair_with_three_connections_has_three_parts() {
     let sum = means(&net.millis(5_000, &flood)).iter().sum::<u64>();
     assert!(sum <= HOSE * 3 / 2 * 104 / 100, "{sum}");
 }
+
+/// Workers may see the limits of a VM before the period has set the limits of all other VMs.
+#[test]
+fn the_first_pair_of_a_new_vm_has_a_limit_from_its_first_frame_on() {
+    const VMS: u16 = 2_000;
+    let terms = VmTerms { send: HOSE, receive: HOSE, headroom_permille: 1_000 };
+    let of = |vm| (vm, TenantTerms { tenant: vm, terms, is_held: true });
+    let vms: BTreeMap<u16, TenantTerms> = (0..VMS).map(of).collect();
+    for round in 0..20 {
+        let table = PairTable::with_limits(VMS.into(), 5, PairLimits::Guarantees);
+        let begin = std::sync::Barrier::new(2);
+        let sent = std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                begin.wait();
+                while !table.is_measured(0) {
+                    std::hint::spin_loop();
+                }
+                table.send(0, mac(1), FRAME, Nanos::from_secs(1))
+            });
+            begin.wait();
+            GuaranteeControl::default().period_ends(&table, &vms, Nanos::from_millis(50));
+            worker.join().unwrap()
+        });
+        // A pair without a limit asks nothing.
+        assert!(matches!(sent, Sending::Ask(_)), "{sent:?} in round {round}");
+    }
+}

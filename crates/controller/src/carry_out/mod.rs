@@ -128,7 +128,8 @@ pub struct Told {
     pub marks: SlotMap<u8>,
     /// Rate limits of tenants without a queue of their own, in thousandths of their guarantees.
     pub headroom: SlotMap<u32>,
-    /// Tenants that hosts limit to their guarantees, because their queues change hands.
+    /// Tenants that hosts limit to their guarantees, because their queues change hands or a port
+    /// lacks their queue.
     pub limited: SlotMap<()>,
 }
 
@@ -145,6 +146,8 @@ pub struct Crew {
     left_out: LeftOut,
     /// Number of queues that plans may use, of each switch that has answered.
     queues: BTreeMap<NodeId, u8>,
+    /// Tenants that hosts limit because a port lacks their queue ([`Crew::limit_misplaced`]).
+    misplaced: BTreeSet<TenantSlot>,
     unsettled: Unsettled,
     held: Held,
     silent: Silent,
@@ -174,6 +177,7 @@ impl Crew {
             known: BTreeMap::new(),
             left_out: LeftOut::default(),
             queues: BTreeMap::new(),
+            misplaced: BTreeSet::new(),
             unsettled: Unsettled::default(),
             held: Held::default(),
             silent: Silent::default(),
@@ -230,7 +234,8 @@ impl Crew {
         self.silent.begin_interval();
     }
 
-    fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
+    /// Returns true if `node` is a switch, or a host whose agent is connected.
+    pub(crate) fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
         let topology = fabric.topology();
         !topology.is_server(node) || self.hosts.connected(topology.name(node))
     }
@@ -247,6 +252,7 @@ impl Crew {
         self.told.marks = marks.filter(|(_, dscp)| *dscp != 0).collect();
         self.told.headroom = headroom(fabric);
         self.told.limited.clear();
+        self.misplaced.clear();
         (self.unsettled, self.held) = (Unsettled::default(), Held::default());
         // Hosts that have not got their plans yet stay out of date.
         self.out_of_date.extend(self.switches.keys());
@@ -461,6 +467,11 @@ impl Crew {
         headroom || self.told.marks.contains(slot)
     }
 
+    /// Whether a tenant has a mark, although a port lacks its queue.
+    fn is_misplaced(&self, slot: TenantSlot) -> bool {
+        self.misplaced.contains(&slot) && self.told.marks.contains(slot)
+    }
+
     /// Updates the rate limits of tenants in the shared queue, and returns the hosts to notify. The
     /// rate limits depend on the weights of all queues, so a step of one tenant also changes the
     /// limits of other tenants.
@@ -495,7 +506,7 @@ impl Crew {
                 Step::Limit { tenant } | Step::Release { tenant } => {
                     if matches!(step, Step::Limit { .. }) {
                         self.told.limited.insert(*tenant, ());
-                    } else if !self.is_moving(*tenant) {
+                    } else if !self.is_moving(*tenant) && !self.is_misplaced(*tenant) {
                         self.told.limited.remove(*tenant);
                     }
                     if self.limit_matters(*tenant) {

@@ -108,7 +108,8 @@ impl Crew {
             let mut trouble = self.mend_hosts(fabric, stamp).await;
             let (mended, failed) = self.end_mending(tasks, stamp).await;
             trouble.extend(failed);
-            if self.release_held(fabric) {
+            let (released, limited) = (self.release_held(fabric), self.limit_misplaced(fabric));
+            if released || limited {
                 trouble.extend(self.mend_hosts(fabric, stamp).await);
             }
             return (mended, trouble);
@@ -131,7 +132,8 @@ impl Crew {
         if settles {
             self.settle(fabric, confirmed);
         }
-        if self.release_held(fabric) || settles {
+        let (released, limited) = (self.release_held(fabric), self.limit_misplaced(fabric));
+        if released || limited || settles {
             trouble.extend(self.mend_hosts(fabric, stamp).await);
         }
         (mended, trouble)

@@ -50,6 +50,7 @@ mod kept;
 mod observe;
 mod record;
 mod report;
+mod silent_hosts;
 #[cfg(test)]
 mod stored_tests;
 mod unfinished;
@@ -107,6 +108,8 @@ pub struct Leader {
     complaints: BTreeMap<NodeId, String>,
     /// Switches with fewer queues than the settings say, as last reported.
     few_queues: BTreeMap<NodeId, u8>,
+    /// Number of intervals for which each connected host with tenants has sent no report.
+    silent_hosts: BTreeMap<NodeId, u32>,
     /// True if tenants have arrived or moved since the leader last sent rate limits for the shared
     /// queue to the hosts.
     headroom_changed: bool,
@@ -150,6 +153,7 @@ impl Leader {
             horizon: Horizon::default(),
             complaints,
             few_queues: BTreeMap::new(),
+            silent_hosts: BTreeMap::new(),
             headroom_changed: false,
         };
         let movers = match leader.load().await? {
@@ -308,7 +312,8 @@ impl Leader {
                 self.mend().await;
             }
         }
-        self.fabric.follow(usage);
+        let usage = self.with_silent_hosts(usage);
+        self.fabric.follow(&usage);
         let (observes, hold) = (self.mode == Mode::Observe, self.mode == Mode::Hold);
         let pass = |fabric: &mut Fabric, seen: &[bool]| {
             fabric.rebind(|node| observes || seen[node.index()], hold)
@@ -349,6 +354,10 @@ impl Leader {
             if self.follow(before, &pass, report).await? {
                 break;
             }
+        }
+        // A plan may find out that a switch lacks a queue of the plan.
+        if self.mode != Mode::Observe && self.crew.limit_misplaced(&self.fabric) {
+            self.mend().await;
         }
         Ok(())
     }

@@ -101,12 +101,13 @@ impl Controller {
     /// Runs the controller until `stop` becomes true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
+            let alive = Instant::now();
             let lease = tokio::select! {
                 lease = self.setup.store.lease(LEASE) => lease.map_err(LeaderError::Store),
                 () = told(&mut stop) => return,
             };
             let (led, stopped) = match lease {
-                Ok(lease) => self.tenure(lease, &mut stop).await,
+                Ok(lease) => self.tenure(lease, alive, &mut stop).await,
                 Err(error) => (Err(error), false),
             };
             if let Err(error) = led {
@@ -122,16 +123,18 @@ impl Controller {
         }
     }
 
-    /// Campaigns and leads until an error occurs or `stop` is true. Returns the result of the
-    /// controller's term, and whether `stop` ended the term. At the end of its term, the controller
-    /// revokes its lease, so that the next candidate need not wait for the lease's end.
+    /// Campaigns and leads until an error occurs or `stop` is true. The argument `alive` is the
+    /// time at which the controller requested the lease. Returns the result of the controller's
+    /// term, and whether `stop` ended the term. At the end of its term, the controller revokes its
+    /// lease, so that the next candidate need not wait for the lease's end.
     async fn tenure(
         &self,
         lease: LeaseId,
+        alive: Instant,
         stop: &mut watch::Receiver<bool>,
     ) -> (Result<(), LeaderError>, bool) {
         let end = tokio::select! {
-            led = self.term(lease) => (led, false),
+            led = self.term(lease, alive) => (led, false),
             () = told(stop) => (Ok(()), true),
         };
         self.step_down(String::new()).await;
@@ -152,23 +155,23 @@ impl Controller {
         *self.leader.lock().await = None;
     }
 
-    /// Campaigns for leadership, and leads until leadership ends.
-    async fn term(&self, lease: LeaseId) -> Result<(), LeaderError> {
+    /// Campaigns for leadership, and leads until leadership ends. The argument `alive` is the time
+    /// at which the controller requested the lease.
+    async fn term(&self, lease: LeaseId, mut alive: Instant) -> Result<(), LeaderError> {
         let store = &self.setup.store;
         let who = format!("{} {}", self.setup.name, self.setup.advertise);
         let campaign = store.campaign(LEADER, &who, lease);
         let leadership = {
             let campaign = async { campaign.await.map_err(LeaderError::Store) };
-            let (leadership, ()) =
-                tokio::try_join!(biased_first(campaign), self.wait_for_turn(lease, &who)).or_else(
-                    |outcome| match outcome {
-                        Turn::Leads(leadership) => Ok((leadership, ())),
-                        Turn::Failed(error) => Err(error),
-                    },
-                )?;
+            let waiting = self.wait_for_turn(lease, &who, &mut alive);
+            let (leadership, ()) = tokio::try_join!(biased_first(campaign), waiting).or_else(
+                |outcome| match outcome {
+                    Turn::Leads(leadership) => Ok((leadership, ())),
+                    Turn::Failed(error) => Err(error),
+                },
+            )?;
             leadership
         };
-        let alive = Instant::now();
         let (fabric, crew) = (self.setup.make)().map_err(|problem| {
             let store = "setup".to_owned();
             LeaderError::Store(StoreError::Unavailable { store, problem })
@@ -188,13 +191,20 @@ impl Controller {
     }
 
     /// While the controller campaigns as `who`, renews the lease and follows changes of the present
-    /// leader. Returns only if the renewal of the lease fails.
-    async fn wait_for_turn(&self, lease: LeaseId, who: &str) -> Result<(), Turn> {
-        let (store, mut renewed) = (&self.setup.store, None);
+    /// leader. Sets `alive` to the time at which it sent the last successful renewal. Returns only
+    /// if the renewal of the lease fails.
+    async fn wait_for_turn(
+        &self,
+        lease: LeaseId,
+        who: &str,
+        alive: &mut Instant,
+    ) -> Result<(), Turn> {
+        let store = &self.setup.store;
         loop {
-            if renewed.is_none_or(|at: Instant| at.elapsed() >= KEEP_ALIVE) {
-                renewed = Some(Instant::now());
+            if alive.elapsed() >= KEEP_ALIVE {
+                let sent = Instant::now();
                 store.keep_alive(lease).await.map_err(|e| Turn::Failed(LeaderError::Store(e)))?;
+                *alive = sent;
             }
             if let Ok(Some(entry)) = leader(&**store, LEADER).await {
                 let now = Leading::Elsewhere(address_of(&entry.value, who));
@@ -228,7 +238,8 @@ impl Controller {
         }
     }
 
-    /// Renews the lease until this controller must stop leading. Returns the reason why the
+    /// Renews the lease until this controller must stop leading. The argument `alive` is the time
+    /// at which the controller sent the last successful renewal. Returns the reason why the
     /// controller must stop leading.
     async fn stay_alive(&self, lease: LeaseId, mut alive: Instant) -> LeaderError {
         let mut beats = tokio::time::interval(KEEP_ALIVE);
@@ -371,7 +382,17 @@ async fn biased_first(
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use async_trait::async_trait;
+    use penstock_fabric::queue_binding::{Mode, Settings as BindingSettings};
+    use penstock_fabric::tenant_placement::Policy;
+    use penstock_fabric::topology::{Regular, Tier};
+    use penstock_units::BitsPerSecond;
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::store::{Change, Entry, Leadership, Listing, Revision, Transaction};
 
     #[test]
     fn a_candidate_names_another_leader_and_never_itself() {
@@ -386,5 +407,82 @@ mod tests {
         // A leader that missed two renewals still leads, and stops two seconds before another one.
         assert!(GIVE_UP >= 3 * KEEP_ALIVE && GIVE_UP + Duration::from_secs(2) <= LEASE);
         assert!(LOOK <= KEEP_ALIVE && 4 * KEEP_ALIVE <= LEASE);
+    }
+
+    /// Store that elects a candidate after five seconds, and answers no other request.
+    #[derive(Debug)]
+    struct Mute;
+
+    #[async_trait]
+    impl Store for Mute {
+        fn name(&self) -> &'static str {
+            "mute"
+        }
+        async fn get(&self, _key: &str) -> Result<Option<Entry>, StoreError> {
+            pending().await
+        }
+        async fn list(&self, _prefix: &str) -> Result<Listing, StoreError> {
+            pending().await
+        }
+        async fn commit(&self, _transaction: Transaction) -> Result<Revision, StoreError> {
+            pending().await
+        }
+        async fn watch(
+            &self,
+            _prefix: &str,
+            _from: Revision,
+        ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError> {
+            pending().await
+        }
+        async fn lease(&self, _ttl: Duration) -> Result<LeaseId, StoreError> {
+            pending().await
+        }
+        async fn keep_alive(&self, _lease: LeaseId) -> Result<(), StoreError> {
+            pending().await
+        }
+        async fn revoke(&self, _lease: LeaseId) -> Result<(), StoreError> {
+            pending().await
+        }
+        async fn campaign(
+            &self,
+            key: &str,
+            _who: &str,
+            lease: LeaseId,
+        ) -> Result<Leadership, StoreError> {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Ok(Leadership { key: key.to_owned(), created: Revision(1), lease })
+        }
+    }
+
+    fn setup(store: Arc<dyn Store>) -> Setup {
+        let tiers = vec![Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1_000_000_000) }];
+        let topology = Regular { slots: 1, tiers }.build().unwrap();
+        let hosts = Arc::new(Registry::new(Box::new(topology.clone())));
+        let its_hosts = Arc::clone(&hosts);
+        let make = move || -> Result<(Fabric, Crew), String> {
+            let settings = BindingSettings::new(Mode::StaticMap);
+            let fabric = Fabric::new(topology.clone(), 0, Policy::default(), settings).unwrap();
+            let crew = Crew::new(BTreeMap::new(), its_hosts.clone(), Duration::from_secs(1));
+            Ok((fabric, crew))
+        };
+        Setup {
+            name: "one".to_owned(),
+            advertise: String::new(),
+            interval: Duration::from_secs(1),
+            leader: Settings::default(),
+            store,
+            hosts,
+            make: Box::new(make),
+        }
+    }
+
+    /// The store has renewed the lease for the last time long before the election.
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_is_elected_late_stops_before_its_lease_ends() {
+        let controller = Controller::new(setup(Arc::new(Mute)));
+        let requested = Instant::now();
+        let led = controller.term(LeaseId(1), requested).await;
+        assert!(matches!(led, Err(LeaderError::Deposed)), "{led:?}");
+        assert!(requested.elapsed() < LEASE, "{:?}", requested.elapsed());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_controller::intent::Mode as ControlMode;
-use penstock_controller::leader::LeaderError;
+use penstock_controller::leader::{Leader, LeaderError};
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
@@ -43,6 +43,42 @@ async fn queues_follow_use_and_every_packet_stays_mapped() {
         assert_eq!(has_queue(&world), ["a", "c", "e"]);
         assert!(*world.auditor.audits.lock().unwrap() > 50);
     }
+}
+
+#[tokio::test]
+async fn a_connected_host_without_reports_keeps_scores_up_for_some_intervals_only() {
+    let folder = Folder::new("leader-silent-host");
+    let world = World::new(Mode::StaticMap);
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    leader.add(tenant("a", 10, 10)).await.unwrap();
+    interval(&mut leader, &[("a", 9)]).await;
+    let slot = leader.fabric().slot("a").unwrap();
+    let busy = leader.fabric().score(slot);
+    let mut idle = usage(leader.fabric(), &[]);
+    let silent = leader.fabric().topology().find("server-3").unwrap();
+    assert!(idle.remove(&silent).is_some());
+    // Returns the score, and the number of events about silent hosts.
+    let seen = |leader: &Leader| {
+        let events = leader.events().iter().filter(|event| event.kind == "silent-host");
+        (leader.fabric().score(slot), events.count())
+    };
+    for is_away in [true, false] {
+        if is_away {
+            world.hosts.away.lock().unwrap().insert("server-3".to_owned());
+        } else {
+            world.hosts.away.lock().unwrap().clear();
+        }
+        for _ in 0..14 {
+            leader.interval(&idle).await.unwrap();
+        }
+        assert_eq!(seen(&leader), (busy, 0), "away: {is_away}");
+    }
+    leader.interval(&idle).await.unwrap();
+    assert_eq!(seen(&leader), (busy / 2, 1));
+    leader.interval(&idle).await.unwrap();
+    assert_eq!(seen(&leader), (busy / 4, 1));
+    interval(&mut leader, &[]).await;
+    assert_eq!(seen(&leader), (busy / 8, 2), "the host reports again");
 }
 
 #[tokio::test]

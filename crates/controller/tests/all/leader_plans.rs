@@ -475,6 +475,47 @@ async fn a_switch_with_fewer_queues_gets_plans_that_it_can_execute() {
     assert!(told(&leader)[1].1.contains("all 4 queues again"), "{:?}", told(&leader));
 }
 
+#[tokio::test]
+async fn tenants_of_a_switch_that_loses_queues_are_limited_until_the_next_decision() {
+    let folder = Folder::new("plans-lost-queues");
+    let world = World::with_racks(Mode::PerPortMap, 2);
+    let store = store(&folder.0).await;
+    let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+    for name in ["a", "b", "c"] {
+        leader.add(within(name, "rack-1", 4, 10)).await.unwrap();
+    }
+    let all = [("a", 9), ("b", 9), ("c", 9)];
+    interval(&mut leader, &all).await;
+    // Returns the tenants that hosts limit in their own queues, and those that share queue 0.
+    let seen = || {
+        let plans = world.hosts.plans.lock().unwrap();
+        let of = |is: fn(&HostTenant) -> bool| -> BTreeSet<String> {
+            let tenants = plans.values().flat_map(|plan| &plan.tenants);
+            tenants.filter(|tenant| is(tenant)).map(|tenant| tenant.name.clone()).collect()
+        };
+        [of(|tenant| tenant.limited), of(|tenant| tenant.dscp == 0)]
+    };
+    let (none, two) = (BTreeSet::new(), BTreeSet::from(["b".to_owned(), "c".to_owned()]));
+    assert_eq!(seen(), [none.clone(), none.clone()]);
+    let replace = |queues: Option<u8>| {
+        world.fault("rack-1", Faults { queues, ..Faults::default() });
+        world.switches["rack-1"].restart();
+    };
+
+    // A switch with two queues has the frames of b and c in queue 0.
+    world.end_audits();
+    replace(Some(2));
+    store.revoke(lease).await.unwrap();
+    let (mut leader, _) = world.leader(Arc::clone(&store), "two").await;
+    assert_eq!(seen(), [two.clone(), none.clone()], "before the successor's first decision");
+    replace(None);
+    interval(&mut leader, &all).await;
+    assert_eq!(seen(), [none.clone(), none.clone()], "the tenants have their queues again");
+    replace(Some(2));
+    interval(&mut leader, &all).await;
+    assert_eq!(seen(), [none, two], "the decision took their queues");
+}
+
 /// Checks that at each message to a host, the ports to and from the host have enough weight for the
 /// tenants that share queue 0. The argument `ports` has the weights before the messages.
 fn check_shares(mut ports: BTreeMap<String, BTreeMap<String, PortState>>, messages: &[Message]) {

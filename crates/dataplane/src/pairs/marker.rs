@@ -13,19 +13,25 @@
 //! | 19 | 1 | 1 | 2 |
 //! | 20 | 2 | [`AHEAD`], or 0 if the question must not pass the pair's frames | [`AHEAD`] |
 //! | 22 | 4 | number of the question | the same |
-//! | 26 | 4 | beginning of the pair at the sender's host | the same |
+//! | 26 | 4 | active flows, or 0 (5 bits), and beginning of the sender's pair | the same |
 //! | 30 | 8 | frames sent | the same |
 //! | 38 | 8 | part of the sender's guarantee, bit/s | part of the receiver's guarantee, bit/s |
 //! | 46 | 8 | demand, bit/s | frames received |
 //! | 54 | 8 | rate, bit/s | marked frames |
-//! | 62 | 4 | number of active flows, or 0 | beginning of the pair at the receiver's host |
+//! | 62 | 4 | 0 | beginning of the pair at the receiver's host |
 //!
 //! An announcement has the same first fields, with 3 at offset 19 and [`AHEAD`]. All other bytes
 //! are 0, except for the number of the flow ([`super::flow`]) at offset 30 and the code point (0 to
 //! 63) at offset 38, with 8 bytes each.
 //!
-//! Hosts ignore kinds of markers that they do not know. A question may have any number of
+//! Hosts ignore kinds of markers that they do not know. A question may have 0 to [`FLOWS_MAX`]
 //! flows: the receiving host counts 1 to 16 (`penstock_fabric::rate_alloc::flow_count`).
+//!
+//! # Earlier versions
+//!
+//! The first hosts with questions knew no flows, and refuse a question with another number than 0
+//! at offset 62. They return the bytes at offset 26 unchanged, so the number of flows is there. The
+//! hosts of some later commits have it at offset 62, where it still counts.
 //!
 //! # Order
 //!
@@ -39,7 +45,7 @@
 //! A VM must not send markers ([`is_forged`]). The network between the hosts is trusted like the
 //! code points in its frames, but each field is checked before it is used.
 
-use penstock_qos::pair_table::{Answer, Question};
+use penstock_qos::pair_table::{Answer, EPOCH_BITS, Question};
 use penstock_units::BitsPerSecond;
 
 use crate::headers::is_tag;
@@ -57,6 +63,9 @@ pub(crate) const LEN: usize = 66;
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
 const ANNOUNCEMENT: u8 = 3;
+/// Largest beginning of a pair, and largest number of flows in a question.
+const EPOCH_MAX: u32 = u32::MAX >> (u32::BITS - EPOCH_BITS);
+const FLOWS_MAX: u32 = u32::MAX >> EPOCH_BITS;
 /// Largest code point, because a code point has six bits.
 const CODE_POINT_MAX: u8 = 63;
 /// Maximum number of VLAN tags behind which a marker is searched.
@@ -135,7 +144,8 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
     if head[18] != VERSION || u16_at(head, 20)? > AHEAD {
         return None;
     }
-    let (number, epoch, sent) = (u32_at(head, 22)?, u32_at(head, 26)?, u64_at(head, 30)?);
+    let (number, begun, sent) = (u32_at(head, 22)?, u32_at(head, 26)?, u64_at(head, 30)?);
+    let epoch = begun & EPOCH_MAX;
     let (first, second, third) = (u64_at(head, 38)?, u64_at(head, 46)?, u64_at(head, 54)?);
     let last = u32_at(head, 62)?;
     match head[19] {
@@ -146,7 +156,7 @@ pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
             part: BitsPerSecond(first),
             want: BitsPerSecond(second),
             rate: BitsPerSecond(third),
-            flows: last,
+            flows: last.max(begun >> EPOCH_BITS),
         })),
         ANSWER if third <= second => Some(Marker::Answer(Answer {
             number,
@@ -171,7 +181,8 @@ pub(crate) fn question(head: &[u8], question: &Question, ahead: bool) -> Option<
     let addresses = head.first_chunk::<ADDRESSES>()?;
     let Question { number, epoch, sent, part, want, rate, flows } = *question;
     let kind = (QUESTION, if ahead { AHEAD } else { 0 });
-    Some(bytes(*addresses, kind, (number, epoch, sent), [part.0, want.0, rate.0], flows))
+    let begun = (flows.min(FLOWS_MAX) << EPOCH_BITS) | (epoch & EPOCH_MAX);
+    Some(bytes(*addresses, kind, (number, begun, sent), [part.0, want.0, rate.0], 0))
 }
 
 /// Returns the announcement of the code point `dscp` of a flow, to the destination of the frame
@@ -279,13 +290,25 @@ mod tests {
     }
 
     #[test]
-    fn a_question_may_tell_any_number_of_flows() {
-        for flows in [0, 1, 16, u32::MAX] {
+    fn a_host_that_knows_no_flows_accepts_a_question_with_flows() {
+        for flows in [0, 1, 16, 31, u32::MAX] {
             let told = Question { flows, ..asked() };
             let frame = question(&ADDRESSES_OF_VMS, &told, true).unwrap();
-            assert_eq!(frame[62..], flows.to_be_bytes());
-            assert_eq!(read(&frame, LEN), Some(Marker::Question(told)));
+            let heard = Question { flows: flows.min(31), ..told };
+            assert_eq!(read(&frame, LEN), Some(Marker::Question(heard)));
+            // Such a host refuses other bytes here, and returns the beginning of the pair as it is.
+            assert_eq!(frame[62..], [0; 4], "{flows} flows");
+            let mut answered = frame;
+            let begun = u32_at(&frame, 26).unwrap();
+            answer(&mut answered, &Answer { number: 3, epoch: begun, ..Answer::default() });
+            assert_eq!(answered[26..30], frame[26..30]);
+            let Some(Marker::Answer(heard)) = read(&answered, LEN) else { panic!("no answer") };
+            assert_eq!(heard.epoch, told.epoch);
         }
+        let [none, seven] = [0, 7].map(|flows| Question { flows, ..asked() });
+        let mut other = question(&ADDRESSES_OF_VMS, &none, true).unwrap();
+        other[65] = 7;
+        assert_eq!(read(&other, LEN), Some(Marker::Question(seven)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use rcgen::{
 use serde_json::Value;
 
 use crate::dir::Dir;
+use crate::support::controller::client;
 use crate::support::{BINARY, await_some, await_true, namespace_options, penstock};
 
 const TOPOLOGY: &str = r#"[fabric]
@@ -140,9 +141,8 @@ impl Bed {
         let all: Vec<&str> =
             ["controller"].iter().chain(words).chain(&["--json"]).copied().collect();
         let socket = self.dir.path().join("c.sock");
-        let mut command = Command::new("timeout");
-        command.args(["5", BINARY, "--socket"]).arg(socket).args(all);
-        serde_json::from_slice(&command.output().unwrap().stdout).ok()
+        let done = client(&socket).args(all).output().unwrap();
+        serde_json::from_slice(&done.stdout).ok()
     }
 
     fn host_file(&self, n: usize, remark: &str) -> PathBuf {

@@ -68,7 +68,6 @@ mod turns;
 
 use penstock_units::Nanos;
 
-use crate::codel::Pace;
 use crate::frame_pool::Pool;
 pub(crate) use line::Line;
 pub use table::FlowTable;
@@ -135,12 +134,6 @@ impl<T: Copy + Default> FlowQueues<T> {
         &mut self.table
     }
 
-    /// Returns the backlog of a flow ([`FlowTable::backlog`]).
-    #[must_use]
-    pub fn backlog(&self, hash: u32) -> (u32, u64) {
-        self.table.backlog(hash)
-    }
-
     /// Adds a frame of the flow with the hash `hash` at the time `now`. The argument `bytes` is the
     /// frame's length on the link. Returns false if the queues are full ([`Self::is_full`]).
     pub fn offer(&mut self, hash: u32, item: T, bytes: u32, now: Nanos) -> bool {
@@ -163,11 +156,6 @@ impl<T: Copy + Default> FlowQueues<T> {
     /// as any other flow. Returns `None` if no frame waits.
     pub fn evict(&mut self) -> Option<T> {
         self.table.evict(&mut self.pool).map(|frame| frame.item)
-    }
-
-    /// Whether a departing frame is to signal congestion ([`FlowTable::signals`]).
-    pub fn signals(&mut self, hash: u32, waited: Nanos, pace: Pace, now: Nanos) -> bool {
-        self.table.signals(hash, waited, pace, now)
     }
 
     /// Gives a flow bytes back that the caller does not send ([`FlowTable::not_sent`]).

@@ -1,4 +1,5 @@
 use super::*;
+use crate::codel::Pace;
 
 const QUEUES: u32 = 8;
 
@@ -58,7 +59,7 @@ fn only_the_flow_with_a_backlog_signals() {
     // A frame leaves in each millisecond. One flow always has 50 frames, which wait for 50 ms.
     for ms in 0..2_000 {
         let now = Nanos::from_millis(ms);
-        while queues.backlog(hash(0)).0 < 50 {
+        while queues.table().backlog(hash(0)).0 < 50 {
             assert!(queues.offer(hash(0), 0_usize, 1_000, now));
         }
         if ms % 20 == 0 {
@@ -66,7 +67,7 @@ fn only_the_flow_with_a_backlog_signals() {
         }
         let next = queues.next(now).unwrap();
         let flow = hash(u32::try_from(next.item).unwrap());
-        let signal = queues.signals(flow, next.waited, Pace::DEFAULT, now);
+        let signal = queues.table().signals(flow, next.waited, Pace::DEFAULT, now);
         signals[next.item] += u32::from(signal);
     }
     assert!(signals[0] > 20, "{signals:?}");
@@ -80,12 +81,12 @@ fn a_flow_with_one_more_frame_does_not_signal() {
     for frames in [2, 3] {
         for ms in 0..1_000 {
             let now = Nanos::from_millis(ms);
-            while queues.backlog(hash(0)).0 < frames {
+            while queues.table().backlog(hash(0)).0 < frames {
                 assert!(queues.offer(hash(0), 0, 1_000, now));
             }
             assert!(queues.next(now).is_some());
             let waited = Nanos::from_millis(30);
-            signals += u32::from(queues.signals(hash(0), waited, Pace::DEFAULT, now));
+            signals += u32::from(queues.table().signals(hash(0), waited, Pace::DEFAULT, now));
         }
         assert_eq!(signals > 0, frames == 3, "{signals} signals with {frames} frames");
     }
@@ -109,7 +110,7 @@ fn a_full_queue_loses_the_first_frame_of_the_largest_flow() {
     assert!(queues.is_full() && !queues.offer(hash(7), 70, 64, Nanos(0)));
     assert_eq!((queues.evict(), queues.len(), queues.bytes()), (Some(30), 4, 3_301));
     assert!(queues.offer(hash(7), 70, 64, Nanos(0)));
-    assert_eq!(queues.backlog(hash(3)), (2, 1_800));
+    assert_eq!(queues.table().backlog(hash(3)), (2, 1_800));
     let evicted: Vec<_> = core::iter::from_fn(|| queues.evict()).collect();
     assert_eq!(evicted.len(), 5);
     assert_eq!((queues.evict(), go(&mut queues), queues.is_empty()), (None, None, true));

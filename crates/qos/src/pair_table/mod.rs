@@ -80,7 +80,7 @@ use crate::policer::Size;
 pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
 use pressure::Pressure;
-pub use slots::{Answer, Question};
+pub use slots::{Answer, EPOCH_BITS, Question};
 use slots::{PacedBucket, ReceiveSlot, SendSlot};
 
 /// Number of pairs in each direction for which the table has slots.
@@ -320,7 +320,8 @@ impl PairTable {
     }
 
     fn measured_vm(&self, port: u16) -> Option<&Vm> {
-        self.vms.get(usize::from(port)).filter(|vm| vm.measured.load(Ordering::Relaxed))
+        // Pairs with `set_vm`.
+        self.vms.get(usize::from(port)).filter(|vm| vm.measured.load(Ordering::Acquire))
     }
 
     /// Returns what the table limits.
@@ -570,11 +571,13 @@ impl PairTable {
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
         vm.limited.store(limited, Ordering::Relaxed);
-        vm.measured.store(true, Ordering::Relaxed);
+        // A worker that sees a measured VM also sees its rates, and the first rate of its pairs.
+        vm.measured.store(true, Ordering::Release);
     }
 
     /// Sets the rate of each new pair of the VM at `port` until [`Self::set_sender`] sets another.
-    /// The first frame of such a pair brings a question, which reports an unlimited demand.
+    /// The first frame of such a pair brings a question, which reports an unlimited demand. The
+    /// caller sets this rate before it limits or measures the VM.
     pub fn set_first(&self, port: u16, rate: BitsPerSecond) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
             vm.first.store(rate.0, Ordering::Relaxed);

@@ -39,6 +39,10 @@ const LINE_MAX: u64 = 1 << 20;
 /// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
 
+/// Number of bits of [`Question::epoch`], which wraps. A question on the network has the number of
+/// flows in the other bits.
+pub const EPOCH_BITS: u32 = 27;
+
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question {
@@ -328,7 +332,7 @@ impl SendSlot {
     }
 
     pub(super) fn epoch(&self) -> u32 {
-        self.epoch.load(Ordering::Relaxed)
+        self.epoch.load(Ordering::Relaxed) & (u32::MAX >> (u32::BITS - EPOCH_BITS))
     }
 
     pub(super) fn count(&self, size: Size, passes: bool) {

@@ -54,7 +54,7 @@ impl Bed {
     }
 
     fn fill(&mut self, flow: usize) {
-        while self.queues.backlog(hash(flow)).0 < 2 {
+        while self.queues.table().backlog(hash(flow)).0 < 2 {
             let bytes = self.lengths.up_to(self.longest[flow]);
             self.offer(flow, bytes);
         }
@@ -224,7 +224,7 @@ proptest! {
             prop_assert_eq!(queues.bytes(), bytes.iter().sum::<u64>());
             for (flow, bytes) in bytes.into_iter().enumerate() {
                 let frames = u32::try_from(model.0[flow].len()).unwrap();
-                prop_assert_eq!(queues.backlog(hash(flow)), (frames, bytes));
+                prop_assert_eq!(queues.table().backlog(hash(flow)), (frames, bytes));
             }
         }
         while let Some(gone) = queues.next(Nanos(0)) {

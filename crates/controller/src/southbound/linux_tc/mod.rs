@@ -79,7 +79,7 @@ use super::{
     SwitchState, step,
 };
 use crate::Stamp;
-use layout::QUEUES_MAX;
+use layout::{QUEUES_MAX, ROOT, inner_of};
 use read::{Filters, Links, PortRead, Root};
 use requests::Interface;
 
@@ -266,7 +266,9 @@ impl TcSwitch {
         for (port, read) in self.ports.iter().zip(&seen.ports) {
             if read.root == Root::Ours {
                 let interface = seen.interface(port);
-                asked.extend([requests::filters(interface), requests::classes(interface)]);
+                asked.extend([requests::filters(interface, ROOT), requests::classes(interface)]);
+                let queues = read.pairs.keys();
+                asked.extend(queues.map(|queue| requests::filters(interface, inner_of(*queue))));
             }
         }
         if asked.is_empty() {
@@ -274,12 +276,13 @@ impl TcSwitch {
         }
         let words: Vec<String> = asked.iter().map(|request| request.words.clone()).collect();
         let answers = self.ask(asked).await?;
-        let answers = answers.as_chunks::<2>().0.iter().zip(words.as_chunks::<2>().0);
+        // There is an answer for each request.
+        let mut answers = answers.iter().map(Vec::as_slice).zip(&words);
+        let mut next = || answers.next().unwrap_or((&[][..], &words[0]));
         let ours = self.ports.iter().zip(&mut seen.ports);
-        let ours = ours.filter(|(_, read)| read.root == Root::Ours);
-        for ((port, read), ([filters, classes], words)) in ours.zip(answers) {
-            let filters = read::filters(filters);
-            read.map = match filters.map_err(|error| self.rubbish(&words[0], error))? {
+        for (port, read) in ours.filter(|(_, read)| read.root == Root::Ours) {
+            let (filters, words) = next();
+            read.map = match read::filters(filters).map_err(|error| self.rubbish(words, error))? {
                 Filters::None => None,
                 Filters::Ours(map) => Some(map),
                 Filters::Foreign(filter) => {
@@ -291,8 +294,16 @@ impl TcSwitch {
                     None
                 }
             };
+            let (classes, words) = next();
             let classes = read::classes(classes);
-            (read.top, read.classes) = classes.map_err(|error| self.rubbish(&words[1], error))?;
+            (read.top, read.classes) = classes.map_err(|error| self.rubbish(words, error))?;
+            for queue in read.pairs.keys() {
+                let (filters, words) = next();
+                let found = read::finds_acks(filters, *queue);
+                if found.map_err(|error| self.rubbish(words, error))? {
+                    read.filtered.insert(*queue);
+                }
+            }
         }
         Ok(())
     }

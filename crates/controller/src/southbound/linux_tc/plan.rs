@@ -111,8 +111,12 @@ pub(super) fn steps(
     // a loss.
     let has_fifos =
         |queue: &u8| read.pairs.get(queue).is_some_and(|has| has.is_none_or(|has| has == frames));
-    for queue in queues().filter(|queue| !has_fifos(queue)) {
-        all.extend(requests::fifos(port, queue, frames, read.inner.contains(&queue)));
+    for queue in queues() {
+        if !has_fifos(&queue) {
+            all.extend(requests::fifos(port, queue, frames, read.inner.contains(&queue)));
+        } else if !read.filtered.contains(&queue) {
+            all.push(requests::find_acks(port, queue));
+        }
     }
     if read.map.as_ref() != Some(&target.map) {
         all.push(requests::map(port, &target.map));
@@ -151,8 +155,9 @@ mod tests {
         let classes: BTreeMap<u8, Class> = (0..3).map(class).collect();
         let map = Some(target.map.clone());
         let frames = Some(settings().frames_at(RATE));
-        let (inner, pairs) = ([0, 1, 2].into(), [0, 1, 2].map(|queue| (queue, frames)).into());
-        PortRead { root: Root::Ours, inner, pairs, top, classes, map }
+        let pairs = [0, 1, 2].map(|queue| (queue, frames)).into();
+        let (inner, filtered) = ([0, 1, 2].into(), [0, 1, 2].into());
+        PortRead { root: Root::Ours, inner, pairs, filtered, top, classes, map }
     }
 
     const E0: Interface<'_> = Interface { name: "e0", index: 3 };
@@ -229,6 +234,16 @@ mod tests {
         // The kernel refuses to replace an HTB by another one with the same handle.
         assert_eq!(begins[6], "tc class replace dev e0 parent 9e72:");
         assert_eq!(begins[10..], ["tc qdisc replace dev e0 parent 9e72:2"]);
+    }
+
+    #[test]
+    fn a_queue_with_the_filter_of_an_earlier_version_gets_the_present_one() {
+        let target = state(&[1, 2, 4], &[(8, 1)]);
+        let mut is = read(&target);
+        is.filtered.remove(&1);
+        let lines = plan(&is, &target);
+        let begin = "tc filter replace dev e0 parent 9e71: protocol all pref 1 handle 1 bpf ";
+        assert!(lines.len() == 1 && lines[0].starts_with(begin), "{lines:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::class::Class;
 use super::kernel::Message;
 use super::layout::{
-    MAP_HANDLE, MAP_PREF, QUEUES_MAX, ROOT, TOP, class_of, inner_of, leaf_of, name,
+    MAP_HANDLE, MAP_PREF, QUEUES_MAX, ROOT, TOP, acks_class_of, class_of, inner_of, leaf_of, name,
     others_class_of, queue_of,
 };
 use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text, word};
@@ -58,6 +58,8 @@ pub(super) struct PortRead {
     /// Queues with both FIFOs, each with the number of frames that wait in the FIFO that the driver
     /// sets up last. The number is `None` if the kernel does not say it.
     pub(super) pairs: BTreeMap<u8, Option<u32>>,
+    /// Queues of `pairs` whose filter is the one that this version of the driver sets.
+    pub(super) filtered: BTreeSet<u8>,
     /// Class above the queues' classes, which has the port's rate.
     pub(super) top: Option<Class>,
     /// HTB class of each queue.
@@ -121,14 +123,38 @@ pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, St
     Ok(ports)
 }
 
+/// Decodes the header, the kind and the options of a filter.
+fn one_filter(message: &Message) -> Result<(TcHeader, String, Option<&[u8]>), String> {
+    let read = TcHeader::read(&message.body).and_then(|(header, filter)| {
+        Some((header, text(filter.get(&TCA_KIND)?), filter.get(&TCA_OPTIONS).copied()))
+    });
+    read.ok_or_else(|| short("a filter"))
+}
+
+/// Decodes the filters of the HTB below a queue's class. Returns true if they have the filter for
+/// acknowledgements and markers that this version of the driver sets.
+pub(super) fn finds_acks(messages: &[Message], queue: u8) -> Result<bool, String> {
+    let program = program::bytes(&program::acks(acks_class_of(queue)));
+    for message in messages {
+        let (header, kind, options) = one_filter(message)?;
+        let place = (header.info >> 16, header.handle);
+        let Some(options) = options.filter(|_| kind == "bpf" && place == (MAP_PREF, MAP_HANDLE))
+        else {
+            continue;
+        };
+        let options = attributes(options).ok_or_else(|| short("a filter"))?;
+        if options.get(&TCA_BPF_OPS).is_some_and(|code| *code == program.as_slice()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Decodes the filters of a port's root qdisc.
 pub(super) fn filters(messages: &[Message]) -> Result<Filters, String> {
     let mut filters = Filters::None;
     for message in messages {
-        let read = TcHeader::read(&message.body).and_then(|(header, filter)| {
-            Some((header, text(filter.get(&TCA_KIND)?), filter.get(&TCA_OPTIONS).copied()))
-        });
-        let (header, kind, options) = read.ok_or_else(|| short("a filter"))?;
+        let (header, kind, options) = one_filter(message)?;
         let pref = header.info >> 16;
         let foreign = || Ok(Filters::Foreign(format!("filter {kind} of preference {pref}")));
         if kind != "bpf" || pref != MAP_PREF {
@@ -321,6 +347,20 @@ mod tests {
         assert_eq!(filters(&[other_handle]), foreign("filter bpf of preference 1"));
         let extended = filter(1, 1, "bpf", Some(&[8, 0, 11, 0, 6, 0, 0, 0]));
         assert_eq!(filters(&[extended]), foreign("filter bpf of preference 1"));
+    }
+
+    #[test]
+    fn a_queue_without_this_versions_filter_is_noticed() {
+        let port = Interface { name: "e0", index: 3 };
+        let ours = Message { body: requests::find_acks(port, 1).body };
+        let listed = filter(0, 1, "bpf", None);
+        assert_eq!(finds_acks(&[listed.clone(), ours.clone()], 1), Ok(true));
+        assert_eq!(finds_acks(&[listed, ours], 2), Ok(false), "the class of another queue");
+        assert_eq!(finds_acks(&[], 1), Ok(false));
+        // The program of an earlier version, and another filter.
+        let earlier = filter(1, 1, "bpf", Some(&[12, 0, 5, 0, 6, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(finds_acks(&[earlier, filter(0, 5, "u32", None)], 1), Ok(false));
+        assert!(finds_acks(&[Message { body: vec![0; 3] }], 1).is_err());
     }
 
     #[test]

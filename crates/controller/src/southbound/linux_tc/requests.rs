@@ -74,10 +74,10 @@ pub(super) fn qdiscs() -> Request {
     dump("tc qdisc show".to_owned(), RTM_GETQDISC, TcHeader::default())
 }
 
-/// Requests the filters of the port's root qdisc.
-pub(super) fn filters(port: Interface<'_>) -> Request {
-    let header = TcHeader { index: port.index, parent: ROOT, ..TcHeader::default() };
-    let words = format!("tc filter show dev {} parent {}", port.name, name(ROOT));
+/// Requests the filters of the qdisc with the handle `parent`.
+pub(super) fn filters(port: Interface<'_>, parent: u32) -> Request {
+    let header = TcHeader { index: port.index, parent, ..TcHeader::default() };
+    let words = format!("tc filter show dev {} parent {}", port.name, name(parent));
     dump(words, RTM_GETTFILTER, header)
 }
 
@@ -151,10 +151,15 @@ pub(super) fn fifos(port: Interface<'_>, queue: u8, frames: u32, has_inner: bool
     }
     all.extend([first, rest].map(|handle| class(port, inner, handle, &turns)));
     all.push(fifo(port, (first, acks_of(queue)), frames));
-    all.push(filter(port, inner, &acks(first)));
+    all.push(find_acks(port, queue));
     // The driver reads from this FIFO that the queue is complete.
     all.push(fifo(port, (rest, leaf_of(queue)), frames));
     all
+}
+
+/// Creates or atomically replaces the filter that finds a queue's acknowledgements and markers.
+pub(super) fn find_acks(port: Interface<'_>, queue: u8) -> Request {
+    filter(port, inner_of(queue), &acks(acks_class_of(queue)))
 }
 
 /// Creates or atomically replaces the filter that maps code points to queues.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use penstock_units::BitsPerSecond;
 
 use super::class::Class;
-use super::layout::{ROOT, TOP, class_of};
+use super::layout::{ROOT, TOP, class_of, inner_of, leaf_of, others_class_of};
 use super::netlink::{LinkHeader, TCA_KIND, TcHeader, put};
 use super::*;
 
@@ -185,6 +185,30 @@ async fn a_switch_is_read_in_two_exchanges() {
     assert_eq!(words, [vec!["ip link show", "tc qdisc show"], queues.to_vec()]);
     let (header, _) = TcHeader::read(&asked[1][0].body).expect("whole");
     assert_eq!(header.index, 3, "the number of e1");
+}
+
+#[tokio::test]
+async fn a_queue_without_the_filter_of_acknowledgements_gets_it() {
+    let fifos = || {
+        let inner = object(2, "htb", inner_of(1), class_of(1));
+        vec![ours(2), inner, object(2, "pfifo", leaf_of(1), others_class_of(1))]
+    };
+    let see = |filters: Vec<Message>| {
+        [Ok(vec![lo(""), fifos()]), Ok(vec![Vec::new(), Vec::new(), filters])]
+    };
+    let interface = Interface { name: "e0", index: 2 };
+    let filter = Message { body: requests::find_acks(interface, 1).body };
+    let answers = [see(Vec::new()), see(vec![filter])].into_iter().flatten().collect();
+    let (switch, kernel) = switch(&[port("e0")], answers);
+    let mut sets = Vec::new();
+    for _ in 0..2 {
+        let words = switch.words(&[]).await.expect("a dry run");
+        let begin = "tc filter replace dev e0 parent 9e71: ";
+        sets.push(words.iter().any(|word| word.starts_with(begin)));
+    }
+    assert_eq!(sets, [true, false]);
+    let asked = kernel.asked.lock().expect("one thread");
+    assert_eq!(asked[1][2].words, "tc filter show dev e0 parent 9e71:");
 }
 
 #[tokio::test]

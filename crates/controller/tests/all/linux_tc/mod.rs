@@ -386,6 +386,23 @@ async fn changes_by_others_are_seen_and_other_configurations_left_alone() {
 }
 
 #[tokio::test]
+async fn a_filter_of_acknowledgements_that_is_missing_returns() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let (ns, switch) = (net.ns("switch"), switch(&net));
+    switch.apply(stamp(1), &[weigh(&[1, 1])]).await.expect("told");
+    let has_filter =
+        || sh(&format!("tc -n {ns} filter show dev {PORT} parent 9e71:")).contains("bpf");
+    assert!(has_filter());
+    sh(&format!("tc -n {ns} filter del dev {PORT} parent 9e71: pref 1"));
+    assert!(!has_filter());
+    switch.apply(stamp(2), &[]).await.expect("told");
+    assert!(has_filter());
+}
+
+#[tokio::test]
 async fn a_namespace_that_was_made_again_is_another_run() {
     if !is_root() {
         return;

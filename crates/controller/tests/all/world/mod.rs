@@ -342,6 +342,12 @@ impl World {
         (leader.await.unwrap(), lease)
     }
 
+    /// Ends the audits, for a test with a switch that loses queues of marked packets.
+    pub fn end_audits(&self) {
+        *self.hosts.auditor.lock().unwrap() = None;
+        *self.audited.lock().unwrap() = None;
+    }
+
     pub fn fault(&self, switch: &str, faults: Faults) {
         self.switches[switch].set_faults(faults);
     }

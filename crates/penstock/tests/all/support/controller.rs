@@ -10,6 +10,8 @@ use nix::unistd::Pid;
 use penstock_testing::scaled;
 use serde_json::Value;
 
+use super::BINARY;
+
 /// Topology of a tree with ten servers.
 pub const FABRIC: &str = r#"[fabric]
 name = "two racks"
@@ -43,6 +45,18 @@ driver = "sim"
 /// Maximum time until another controller leads after the loss of the leader
 /// (docs/reference/controller.md).
 pub const TAKE_OVER: Duration = Duration::from_secs(15);
+/// Maximum time until a controller answers on an idle machine. A leader answers after the messages
+/// that it is sending to switches and hosts.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// Returns a command that sends a request to the controller with the socket `socket`. The command
+/// ends if the controller does not answer in time.
+pub fn client(socket: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    let limit = scaled(ANSWER).as_secs().to_string();
+    command.arg(limit).args([BINARY, "--socket"]).arg(socket);
+    command
+}
 
 /// A controller as a process, killed with the test.
 pub struct Controller {
@@ -79,7 +93,7 @@ impl Controller {
         );
         fs::write(&file, text).unwrap();
         let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_penstock"))
+        let child = Command::new(BINARY)
             .args(["controller", "run", "--config"])
             .arg(&file)
             .stdin(Stdio::null())
@@ -92,8 +106,7 @@ impl Controller {
     /// Sends a request. Returns whether the command's exit status is 0, and the controller's
     /// answer. Returns `None` if the controller does not answer.
     pub fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
-        let mut command = Command::new("timeout");
-        command.args(["5", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        let mut command = client(&self.socket);
         let done = command.arg("controller").args(words).arg("--json").output().unwrap();
         let value = serde_json::from_slice(&done.stdout).ok()?;
         Some((done.status.success(), value))
@@ -102,21 +115,19 @@ impl Controller {
     /// Returns the reason why the controller refuses a request. Panics if the controller accepts
     /// the request or does not answer.
     pub fn refuses(&self, words: &[&str]) -> String {
-        let mut command = Command::new("timeout");
-        command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
-        let done = command.args(words).output().unwrap();
+        let done = client(&self.socket).args(words).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         // `timeout` exits with 124 if it had to end the program.
         assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
         said
     }
 
-    /// Returns the request's output on standard error.
+    /// Returns the request's output on standard error. Panics if the controller does not answer.
     pub fn complains(&self, words: &[&str]) -> String {
-        let mut command = Command::new("timeout");
-        command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
-        let done = command.arg("controller").args(words).output().unwrap();
-        String::from_utf8_lossy(&done.stderr).into_owned()
+        let done = client(&self.socket).arg("controller").args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_ne!(done.status.code(), Some(124), "{words:?}: no answer: {said}");
+        said
     }
 
     pub fn leads(&self) -> bool {

@@ -152,6 +152,30 @@ fn a_tenants_own_limits_stay_even_if_they_equal_those_of_a_plan() {
 }
 
 #[test]
+fn the_host_warns_of_bursts_in_its_file_and_not_of_those_of_a_plan() {
+    let blue = "name = \"blue\"\nvlans = [200]\n";
+    let own = "receive = { rate = \"1G\", burst = 131072 }\n";
+    let text = format!("{TEXT}{FABRIC}").replace(blue, &format!("{blue}{own}"));
+    // Without a free lane, the plan's limit on what red sends is a policer, too.
+    let file = TempFile::new("fabric-bursts", &text.replace("queues = 4", "queues = 64"));
+    let (host, _) = start(&file);
+    let warned = || -> Vec<String> {
+        let plan = Arc::clone(&lock(&host.core.shared).pricing.plan);
+        let all = plan.warnings.iter().map(ToString::to_string);
+        all.filter(|warning| warning.contains("a burst of")).collect()
+    };
+    let of_file = warned();
+    assert!(of_file.len() == 1 && of_file[0].starts_with("tenant blue: receive"), "{of_file:?}");
+    let held = Held { send: 200_000_000, receive: 200_000_000, headroom_permille: 1_000 };
+    let held = ["red", "blue"].map(|name| (name.to_owned(), held)).into();
+    host.set_fabric(&FabricTerms { held, ..terms(&[], &[], &[]) }).unwrap();
+    assert!(host.tenants().iter().all(|tenant| tenant.send.is_some() && tenant.receive.is_some()));
+    assert_eq!(warned(), of_file);
+    host.reload().unwrap();
+    assert_eq!(warned(), of_file);
+}
+
+#[test]
 fn who_has_a_queue_is_limited_in_it_while_a_plan_says_so() {
     let file = TempFile::new("fabric-limited", &format!("{TEXT}{FABRIC}"));
     let (host, fake) = start(&file);

@@ -18,8 +18,9 @@
 //!
 //! - A fat-tree of k = 36 with all of its links has 11,664 servers and 1,620 switches.
 //! - 18,000 tenants are placed before the run. A tenant has 49 VMs on average, of 10 to 100 Mbit/s
-//!   each, and at most 17 VMs on one server. The controller's leader reads the tenants from the
+//!   each, and at most 14 VMs on one server. The controller's leader reads the tenants from the
 //!   store.
+//! - A port has eight queues: six for tenants, the shared queue, and one for other traffic.
 //! - The registry of agents, the leader and the store are parts of the real controller. Switches
 //!   and agents are in the same process and answer immediately (`fabric_bed` describes their load).
 //!
@@ -74,8 +75,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const FULL: Size = Size {
     k: 36,
-    // With 5,000 or with 10,000 tenants, all tenants that want queues have them, and no queue
-    // changes its tenant.
+    // With 5,000 or with 10,000 tenants, at most 17 VMs of a tenant on a server and seven queues
+    // for tenants, all tenants that wanted queues had them, and no queue changed its tenant.
     tenants: 18_000,
     intervals: 20,
     over_grpc: Wanted {

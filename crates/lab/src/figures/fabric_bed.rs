@@ -13,6 +13,12 @@
 //! a probability of 1 in [`TURNS`]. In each interval every host reports a random number of sent
 //! bytes for each of its active tenants. The reported traffic is at most twice the guarantee of the
 //! tenant's VMs on that host. Hosts report nothing about idle tenants.
+//!
+//! # Scarcity
+//!
+//! Queues change their tenants only where a port has more tenants than queues. By QShare's Table I,
+//! about nine of ten tenants have their own queues in any interval. [`CAP`] and [`TENANT_QUEUES`]
+//! give a fabric of racks with 18 servers about the same scarcity.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,7 +40,7 @@ use penstock_controller::wire::v1::controller_message::Message;
 use penstock_controller::wire::v1::{Applied, Report, TenantUsage};
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
-use penstock_fabric::topology::Topology;
+use penstock_fabric::topology::{NodeId, Topology};
 use penstock_sim::Rng;
 
 use super::qshare_datacenter::tree;
@@ -42,7 +48,11 @@ use super::sim_switches::{connected, sim_switches};
 use penstock_guest::clock;
 
 /// Maximum number of VMs of a tenant on a server.
-const CAP: u32 = 17;
+const CAP: u32 = 14;
+/// Number of queues of a port that tenants may own. The port has two more: the shared queue, and a
+/// queue for traffic that the controller does not control.
+pub(super) const TENANT_QUEUES: u8 = 6;
+const RESERVED_QUEUES: u8 = 2;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
 /// Before an interval, a tenant changes between active and idle with a probability of 1 in `TURNS`.
@@ -56,8 +66,7 @@ pub(super) struct Bed {
     pub(super) leader: Leader,
     registry: Arc<Registry>,
     hosts: Vec<Host>,
-    tenants: Vec<String>,
-    idle: BTreeSet<String>,
+    activity: Activity,
     reports: u64,
     /// Time that the leader needed to read the store and to configure the switches.
     pub(super) took_over: Duration,
@@ -73,9 +82,59 @@ struct Host {
 /// Tenants on a server, each with the guaranteed sending rate of its VMs on this server, in bit/s.
 pub(super) type Guaranteed = Vec<(String, u64)>;
 
+/// Tenants that are active or idle.
+struct Activity {
+    tenants: Vec<String>,
+    idle: BTreeSet<String>,
+}
+
+impl Activity {
+    /// Draws which tenants of `fabric` are active at first: half of them, on average.
+    fn new(fabric: &Fabric, rng: &mut Rng) -> Self {
+        let tenants: Vec<String> = fabric.tenants().map(|(name, ..)| name.to_owned()).collect();
+        let idle = tenants.iter().filter(|_| rng.below(2) == 0).cloned().collect();
+        Self { tenants, idle }
+    }
+
+    /// Switches some tenants between active and idle.
+    fn turn(&mut self, rng: &mut Rng) {
+        for tenant in &self.tenants {
+            if rng.below(TURNS) == 0 && !self.idle.remove(tenant) {
+                self.idle.insert(tenant.clone());
+            }
+        }
+    }
+
+    /// Draws the traffic of one second of a server's active tenants.
+    fn usage(&self, tenants: &[(String, u64)], rng: &mut Rng) -> Vec<TenantUsage> {
+        let active = tenants.iter().filter(|(tenant, _)| !self.idle.contains(tenant));
+        let used = |(tenant, guarantee): &(String, u64)| {
+            let sent_bytes = rng.below(guarantee / 4 + 1);
+            TenantUsage { name: tenant.clone(), sent_bytes, received_bytes: sent_bytes / 2 }
+        };
+        active.map(used).collect()
+    }
+}
+
 pub(super) fn fabric(k: u32) -> anyhow::Result<Fabric> {
-    let topology = tree(k, (k / 2, k / 2))?.build()?;
-    Ok(Fabric::new(topology, 0, Policy::default(), Settings::new(Mode::PerPortMap))?)
+    over(tree(k, (k / 2, k / 2))?.build()?)
+}
+
+fn over(topology: Topology) -> anyhow::Result<Fabric> {
+    let queues = TENANT_QUEUES + RESERVED_QUEUES;
+    let policy = Policy {
+        queues: queues.into(),
+        reserved_queues: RESERVED_QUEUES.into(),
+        ..Policy::default()
+    };
+    // Of the reserved queues, binding uses only the shared queue.
+    let settings = Settings { queues: TENANT_QUEUES + 1, ..Settings::new(Mode::PerPortMap) };
+    Ok(Fabric::new(topology, 0, policy, settings)?)
+}
+
+fn tenants_on(fabric: &Fabric, server: NodeId) -> Guaranteed {
+    let here = |(slot, all): (_, ClassRecord)| (fabric.name(slot).to_owned(), all.send);
+    fabric.tenants_on(server).map(here).collect()
 }
 
 pub(super) fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
@@ -131,11 +190,9 @@ impl Bed {
         let begin = clock::now();
         let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
         let took_over = clock::now() - begin;
-        let tenants: Vec<String> =
-            leader.fabric().tenants().map(|(name, ..)| name.to_owned()).collect();
-        let idle = tenants.iter().filter(|_| rng.below(2) == 0).cloned().collect();
+        let activity = Activity::new(leader.fabric(), rng);
         let (hosts, reports) = (Vec::new(), 0);
-        let mut bed = Self { leader, registry, hosts, tenants, idle, reports, took_over };
+        let mut bed = Self { leader, registry, hosts, activity, reports, took_over };
         bed.agents()?;
         Ok(bed)
     }
@@ -146,8 +203,7 @@ impl Bed {
         for server in fabric.topology().layer(0) {
             let name = fabric.topology().name(server).to_string();
             let (session, mut messages) = self.registry.begin(&name, Stamp::default())?;
-            let here = |(slot, all): (_, ClassRecord)| (fabric.name(slot).to_owned(), all.send);
-            let tenants = fabric.tenants_on(server).map(here).collect();
+            let tenants = tenants_on(fabric, server);
             self.hosts.push(Host { name: name.clone(), session, tenants });
             let registry = Arc::clone(&self.registry);
             tokio::spawn(async move {
@@ -192,19 +248,9 @@ impl Bed {
     /// one second.
     pub(super) fn report(&mut self, rng: &mut Rng) -> anyhow::Result<()> {
         self.reports += 1;
-        for tenant in &self.tenants {
-            if rng.below(TURNS) == 0 && !self.idle.remove(tenant) {
-                self.idle.insert(tenant.clone());
-            }
-        }
-        let idle = &self.idle;
+        self.activity.turn(rng);
         for host in &self.hosts {
-            let active = host.tenants.iter().filter(|(tenant, _)| !idle.contains(tenant));
-            let used = |(tenant, guarantee): &(String, u64)| {
-                let sent_bytes = rng.below(guarantee / 4 + 1);
-                TenantUsage { name: tenant.clone(), sent_bytes, received_bytes: sent_bytes / 2 }
-            };
-            let tenants = active.map(used).collect();
+            let tenants = self.activity.usage(&host.tenants, rng);
             let report = Report { number: self.reports, millis: 1_000, tenants };
             self.registry.report(&host.name, host.session, report)?;
         }
@@ -225,5 +271,72 @@ impl Bed {
             usage.insert(node.context("a host of the topology")?, used);
         }
         Ok((self.leader.interval(&usage).await?, heard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_controller::fabric_state::Used;
+    use penstock_fabric::topology::{Regular, Tier};
+    use penstock_units::BitsPerSecond;
+
+    use super::*;
+    use crate::evidence::stats::{count, percentile};
+
+    /// A ninth of the racks and of the tenants of the fabric with k = 36.
+    const RACKS: u32 = 72;
+    const TENANTS: usize = 2_000;
+    const SERVERS_OF_RACK: u32 = 18;
+
+    /// Racks as in the fabric with k = 36, below as many switches as a rack has uplinks there.
+    fn racks() -> anyhow::Result<Fabric> {
+        let tier = |fan_out, uplinks, gbits: u64| Tier {
+            fan_out,
+            uplinks,
+            rate: BitsPerSecond(gbits * 1_000_000_000),
+        };
+        let tiers = vec![tier(SERVERS_OF_RACK, 1, 10), tier(RACKS, 18, 40)];
+        over(Regular { slots: 100, tiers }.build()?)
+    }
+
+    fn usage(hosts: &[(NodeId, Guaranteed)], activity: &Activity, rng: &mut Rng) -> Usage {
+        let used = |of: TenantUsage| Used {
+            tenant: of.name,
+            sent: BitsPerSecond(8 * of.sent_bytes),
+            received: BitsPerSecond(8 * of.received_bytes),
+        };
+        let mut usage = Usage::new();
+        for (server, tenants) in hosts {
+            let of_host = activity.usage(tenants, rng);
+            usage.insert(*server, of_host.into_iter().map(used).collect());
+        }
+        usage
+    }
+
+    #[test]
+    fn a_hundredth_of_the_tenants_changes_queues_in_an_interval_and_most_have_queues()
+    -> anyhow::Result<()> {
+        let (mut fabric, mut rng) = (racks()?, Rng::new(1));
+        for number in 0..TENANTS {
+            fabric.add(tenant(number, &mut rng)?)?;
+        }
+        let mut activity = Activity::new(&fabric, &mut rng);
+        let servers = fabric.topology().layer(0);
+        let hosts: Vec<(NodeId, Guaranteed)> =
+            servers.map(|server| (server, tenants_on(&fabric, server))).collect();
+        let mut changed = Vec::new();
+        for _ in 0..=20 {
+            activity.turn(&mut rng);
+            fabric.follow(&usage(&hosts, &activity, &mut rng));
+            let pass = fabric.rebind(|_| true, false);
+            changed.push(count(pass.promoted.len() + pass.demoted.len()));
+        }
+        let median = percentile(&changed[1..], 50.0);
+        assert!(median >= 0.01 * count(TENANTS), "{changed:?}");
+        let shares = |slot| !fabric.links(slot).is_empty() && fabric.dscp(slot) == 0;
+        let sharing = fabric.tenants().filter(|(_, slot, _)| shares(*slot)).count();
+        let percent = 100.0 * count(sharing) / count(TENANTS);
+        assert!((3.0..15.0).contains(&percent), "{percent} % share queue 0");
+        Ok(())
     }
 }

@@ -53,7 +53,7 @@ use penstock_sim::Rng;
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 
-use super::fabric_bed::{fabric, tenant};
+use super::fabric_bed::{TENANT_QUEUES, fabric, tenant};
 use crate::evidence::stats::{count, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::rig::etcd::{EtcdServer, EtcdSize};
@@ -75,8 +75,8 @@ const INTERVAL: Duration = Duration::from_secs(4);
 const DAY: f64 = 21_600.0;
 /// Number of intervals between two readings of etcd's size.
 const READ_EVERY: usize = 10;
-/// Number of code points and of queues that tenants may have.
-const CHOICES: (u64, u64) = (63, 7);
+/// Number of code points that tenants may have.
+const CODE_POINTS: u64 = 63;
 
 struct Size {
     k: u32,
@@ -149,12 +149,12 @@ impl Load {
         let mut queues = Vec::new();
         for link in links {
             for up in [false, true] {
-                let queue = u8::try_from(1 + rng.below(CHOICES.1))?;
+                let queue = u8::try_from(1 + rng.below(TENANT_QUEUES.into()))?;
                 queues.push((Port { link: *link, up }, queue));
             }
         }
         queues.sort_unstable();
-        let dscp = u8::try_from(1 + rng.below(CHOICES.0))?;
+        let dscp = u8::try_from(1 + rng.below(CODE_POINTS))?;
         self.now.insert(name.clone(), Bound { dscp, queues, since });
         Ok(())
     }

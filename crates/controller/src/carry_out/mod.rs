@@ -54,6 +54,7 @@ use crate::intent::ClassRecord;
 use crate::southbound::{PortState, SwitchDriver, SwitchState, survey};
 
 mod answer;
+mod drain;
 mod known;
 mod left_out;
 mod queues;
@@ -71,6 +72,7 @@ pub use stage::{PlanTimes, StageKind};
 pub use trouble::Trouble;
 
 use answer::{Said, within};
+use drain::Watch;
 use known::{KnownSwitch, bring_to};
 use left_out::LeftOut;
 use refusal::Refusals;
@@ -319,6 +321,10 @@ impl Crew {
                     tokio::time::sleep(Duration::from_nanos(time.0)).await;
                     Vec::new()
                 }
+                (StageKind::Wait, Some(Step::Drain { queues, time })) => {
+                    self.watch(fabric, queues).drained(*time).await;
+                    Vec::new()
+                }
                 (StageKind::ReadBack, _) => self.compare(&concerned).await,
                 _ => self.tell(fabric, &concerned, stamp).await,
             };
@@ -379,6 +385,23 @@ impl Crew {
             _ => owed.retain(|node| !concerned.contains(node)),
         }
         concerned
+    }
+
+    /// Returns the given queues with their switches, without queues of hosts, and without switches
+    /// that do not answer.
+    fn watch(&self, fabric: &Fabric, queues: &[(Port, u8)]) -> Watch {
+        let topology = fabric.topology();
+        let mut watch = Watch::default();
+        for (port, queue) in queues {
+            let node = if port.up { topology.child(port.link) } else { topology.parent(port.link) };
+            let switch = self.switches.get(&node).filter(|_| !self.silent.contains(node));
+            if let Some(switch) = switch
+                && let Some(Interface { names }) = switch.ports.get(port)
+            {
+                watch.add(node, &switch.driver, names, *queue);
+            }
+        }
+        watch
     }
 
     /// Returns the hosts of the tenants whose marks a plan changes.

@@ -63,7 +63,7 @@ fn kind(step: &Step) -> Option<StageKind> {
         Step::Limit { .. } => StageKind::Limit,
         Step::Weigh { .. } | Step::Unmap { .. } | Step::Map { .. } => StageKind::Ports,
         Step::Mark { .. } => StageKind::Mark,
-        Step::Wait(_) => StageKind::Wait,
+        Step::Wait(_) | Step::Drain { .. } => StageKind::Wait,
         Step::ReadBack(_) => StageKind::ReadBack,
         Step::Release { .. } => StageKind::Release,
         _ => return None,

@@ -14,7 +14,8 @@
 //! 1. Hosts mark the unsettled tenants for queue 0 and limit them to their guarantees. Meanwhile
 //!    the successor changes no switch, so every code point stays mapped.
 //! 2. When all hosts of the unsettled tenants have confirmed this, and packets with old marks have
-//!    left the network, the switches get the weights and maps of the binding.
+//!    left the network and the queues of the binding, the switches get the binding's weights and
+//!    maps.
 //! 3. Hosts mark the tenants for their queues and release them from the limits.
 //!
 //! A host that does not connect to the successor, or a switch that does not answer, delays the
@@ -30,7 +31,6 @@
 //! is repaired ([`Held`]). All other tenants get their former marks at once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Mode, Port};
@@ -120,8 +120,10 @@ impl Crew {
             return (Vec::new(), trouble);
         }
         if !confirmed.is_empty() {
-            let drain = fabric.binding().settings().drain;
-            tokio::time::sleep(Duration::from_nanos(drain.0)).await;
+            let binding = fabric.binding();
+            let queues = confirmed.iter().filter_map(|slot| binding.of(*slot));
+            let queues: Vec<(Port, u8)> = queues.flat_map(|bound| bound.queues.clone()).collect();
+            self.watch(fabric, &queues).drained(binding.settings().drain).await;
         }
         let tasks = self.begin_mending(stamp);
         let (mended, failed) = self.end_mending(tasks, stamp).await;

@@ -146,6 +146,8 @@ pub struct QueueCounters {
     pub bytes: u64,
     /// Number of frames that the switch dropped because the queue was full.
     pub dropped: u64,
+    /// Number of frames that wait in the queue now. `None` if the switch does not report it.
+    pub waiting: Option<u64>,
 }
 
 /// Configuration of a switch port for a driver.

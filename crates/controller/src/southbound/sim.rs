@@ -125,7 +125,8 @@ impl SimSwitch {
         self.inner().applied
     }
 
-    /// Adds packets, bytes and drops to the counters of a queue.
+    /// Adds packets, bytes and drops to the counters of a queue, and replaces the number of frames
+    /// that wait.
     pub fn count(&self, more: &QueueCounters) {
         let mut inner = self.inner();
         let same = |c: &&mut QueueCounters| c.port == more.port && c.queue == more.queue;
@@ -134,6 +135,7 @@ impl SimSwitch {
                 counters.packets += more.packets;
                 counters.bytes += more.bytes;
                 counters.dropped += more.dropped;
+                counters.waiting = more.waiting;
             }
             None => inner.counters.push(more.clone()),
         }

@@ -90,8 +90,8 @@ impl TryFrom<v1::Change> for Change {
 
 impl From<QueueCounters> for v1::Queue {
     fn from(from: QueueCounters) -> Self {
-        let QueueCounters { port, queue, packets, bytes, dropped } = from;
-        Self { port, queue: queue.into(), packets, bytes, dropped }
+        let QueueCounters { port, queue, packets, bytes, dropped, waiting } = from;
+        Self { port, queue: queue.into(), packets, bytes, dropped, waiting }
     }
 }
 
@@ -99,8 +99,8 @@ impl TryFrom<v1::Queue> for QueueCounters {
     type Error = String;
 
     fn try_from(from: v1::Queue) -> Result<Self, String> {
-        let v1::Queue { port, queue, packets, bytes, dropped } = from;
-        Ok(Self { port, queue: small("queue", queue, 63)?, packets, bytes, dropped })
+        let v1::Queue { port, queue, packets, bytes, dropped, waiting } = from;
+        Ok(Self { port, queue: small("queue", queue, 63)?, packets, bytes, dropped, waiting })
     }
 }
 
@@ -117,6 +117,11 @@ mod tests {
             Change::Unmap { port: port(), dscp: 8 },
         ] {
             assert_eq!(Change::try_from(v1::Change::from(&change)), Ok(change));
+        }
+        for waiting in [None, Some(0), Some(3)] {
+            let counters = QueueCounters { port: port(), waiting, ..QueueCounters::default() };
+            let wire = v1::Queue::from(counters.clone());
+            assert_eq!(QueueCounters::try_from(wire), Ok(counters));
         }
         let state = PortState { weights: vec![1, 3], map: [(8, 1)].into() };
         let wire = v1::Port::of("e0", &state);

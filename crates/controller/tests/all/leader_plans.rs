@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use penstock_controller::Stamp;
 use penstock_controller::carry_out::{Crew, Outcome};
+use penstock_controller::fabric_state::Fabric;
 use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::leader::{Leader, Settings};
-use penstock_controller::southbound::{Change, Faults, PortState};
+use penstock_controller::southbound::{Change, Faults, PortState, QueueCounters};
 use penstock_controller::store::Store;
 use penstock_controller::view::explain;
 use penstock_fabric::ledger::Service;
-use penstock_fabric::queue_binding::{Mode, Plan, Step};
+use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
+use penstock_units::Nanos;
+use tokio::time::Instant;
 
 use crate::world::{
     FakeHosts, Folder, Message, RACK, World, add_five, fabric, five, interval, store, tenant,
@@ -287,6 +290,53 @@ async fn a_plan_of_others_does_not_release_a_tenant_of_an_unfinished_plan() {
     let server = fabric.servers_of(slots[0]).next().unwrap();
     let told = crew.host_plan(&fabric, server, stamp);
     assert_eq!(names.map(|name| is_limited(find(&told, name))), [true, false], "{told:?}");
+}
+
+/// Sets the number of frames that wait in a queue of a port of `rack-0` to a server.
+fn hold_frames(world: &World, fabric: &Fabric, (port, queue): (Port, u8), waiting: u64) {
+    let topology = fabric.topology();
+    let port = topology.name(topology.child(port.link)).to_string();
+    let counters = QueueCounters { port, queue, waiting: Some(waiting), ..Default::default() };
+    world.switches["rack-0"].count(&counters);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_waits_until_the_queues_that_tenants_lose_are_empty() {
+    let (world, fabric) = (World::new(Mode::PerEgressMap), fabric(Mode::PerEgressMap, 2));
+    let mut crew = world.crew();
+    let ports = fabric.ports_of(fabric.topology().find("rack-0").unwrap());
+    let port = ports.into_iter().find(|port| !port.up).unwrap();
+    let time = Nanos::from_millis(100);
+    let plan = Plan { epoch: 1, steps: vec![Step::Drain { queues: vec![(port, 1)], time }] };
+    let stamp = Stamp { epoch: 1, generation: 1 };
+    for (queue, waiting, wait_ms) in [(1, 0, 100), (2, 3, 100), (1, 3, 250)] {
+        hold_frames(&world, &fabric, (port, queue), waiting);
+        assert_eq!(crew.carry_out(&fabric, &plan, stamp).await, Outcome::Done(Vec::new()));
+        assert_eq!(crew.times().took().as_millis(), wait_ms, "{waiting} frames in queue {queue}");
+    }
+}
+
+/// Frames of tenants that lost queues in an unfinished plan may still wait there.
+#[tokio::test(start_paused = true)]
+async fn a_successor_waits_until_the_queues_of_the_plan_are_empty() {
+    let mut fabric = fabric(Mode::PerPortMap, 2);
+    fabric.add(within("a", "rack-0", RACK, 10)).unwrap();
+    assert_eq!(fabric.rebind(|_| true, false).promoted.len(), 1);
+    let slot = fabric.slot("a").unwrap();
+    let bound = fabric.binding().of(slot).unwrap();
+    let queue = *bound.queues.iter().find(|(port, _)| !port.up).unwrap();
+    let mut waits = Vec::new();
+    for waiting in [0, 3] {
+        let world = World::new(Mode::PerPortMap);
+        hold_frames(&world, &fabric, queue, waiting);
+        let mut crew = world.crew();
+        crew.resume(&fabric, BTreeSet::from([slot]));
+        let began = Instant::now();
+        crew.mend(&fabric, Stamp { epoch: 1, generation: 1 }).await;
+        assert_eq!(crew.moving().count(), 0);
+        waits.push(began.elapsed());
+    }
+    assert!(waits[1] > waits[0], "{waits:?}");
 }
 
 #[tokio::test]

@@ -59,6 +59,7 @@ impl SwitchSide for FakeSide {
                 packets: 3 + u64::from(queue),
                 bytes: 300,
                 dropped: 1,
+                waiting: Some(u64::from(queue)),
             };
             let reading = PortReading { queues: 8, state, counters: (0..8).map(counter).collect() };
             (name.to_owned(), reading)
@@ -312,6 +313,7 @@ async fn changes_are_read_back_and_idempotent_and_late_ones_refused() {
     assert_eq!(bed.driver().read_back().await.unwrap().ports, wanted.ports);
     let counters = bed.driver().counters().await.unwrap();
     assert_eq!((counters.len(), counters[9].queue, counters[9].packets), (16, 1, 4));
+    assert_eq!(counters[9].waiting, Some(1));
 }
 
 #[tokio::test]

@@ -95,7 +95,8 @@ pub struct Settings {
     pub hysteresis_permille: u32,
     /// Minimum number of intervals for which a tenant keeps a new queue.
     pub hold: u64,
-    /// Longest time that a packet spends in the network.
+    /// Longest time that a packet spends in the network, apart from its waits in queues that a
+    /// tenant loses ([`Step::Drain`]).
     pub drain: Nanos,
     /// Part of each link's rate that other traffic may take in queues of its own, in thousandths.
     /// Weights and limits count only on the rest.

@@ -22,7 +22,8 @@
 //! 2. On each changed port, the queues get weights for the time of the change.
 //! 3. Hosts mark packets of tenants that lose their queues with code point 0, which selects the
 //!    shared queue.
-//! 4. The executor waits until packets with the old code points have left the network.
+//! 4. The executor waits until packets with the old code points have left the network, also those
+//!    that wait in the queues that the tenants lose.
 //! 5. Switches remove the old code points from their maps, and add the new code points.
 //! 6. The executor reads the maps and compares them with the maps that it wrote.
 //! 7. Hosts mark packets with the new code points.
@@ -87,6 +88,14 @@ pub enum Step {
     /// The executor waits for the given time, in which packets with the old code points leave the
     /// network.
     Wait(Nanos),
+    /// The executor waits for the given time, and then until no packet waits in the given queues or
+    /// arrives there. Executors limit this time.
+    Drain {
+        /// Queues for which hosts no longer mark packets.
+        queues: Vec<(Port, u8)>,
+        /// Shortest time that the executor waits.
+        time: Nanos,
+    },
     /// A port removes a code point from its map of code points to queues.
     Unmap {
         /// Port that removes the code point.
@@ -148,7 +157,8 @@ pub(super) fn plan(
     steps.extend(ports.iter().filter_map(during));
     steps.extend(lost.iter().map(|(tenant, _)| Step::Mark { tenant: *tenant, dscp: 0 }));
     if !lost.is_empty() {
-        steps.push(Step::Wait(drain));
+        let queues = lost.iter().flat_map(|(_, bound)| bound.queues.iter().copied()).collect();
+        steps.push(Step::Drain { queues, time: drain });
     }
     for (_, bound) in lost {
         let dscp = bound.dscp;

@@ -23,6 +23,8 @@ struct Fabric {
     limited: BTreeSet<TenantSlot>,
     /// Code points of each tenant's packets in transit.
     flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
+    /// Tenants whose packets may wait in each dedicated queue. Nobody knows how long they wait.
+    waiting: BTreeMap<(Port, u8), BTreeSet<TenantSlot>>,
 }
 
 impl Fabric {
@@ -41,10 +43,10 @@ impl Fabric {
                     self.marks.insert(*tenant, *dscp);
                     self.flying.entry(*tenant).or_default().insert(*dscp);
                 }
-                Step::Wait(time) => {
-                    assert!(*time >= drain);
-                    let marks = self.marks.iter();
-                    self.flying = marks.map(|(t, dscp)| (*t, BTreeSet::from([*dscp]))).collect();
+                Step::Wait(time) => self.wait(*time, drain),
+                Step::Drain { queues, time } => {
+                    self.wait(*time, drain);
+                    queues.iter().for_each(|queue| drop(self.waiting.remove(queue)));
                 }
                 Step::Unmap { port, dscp } => {
                     assert!(self.maps.remove(&(*port, *dscp)).is_some(), "it was mapped");
@@ -63,17 +65,24 @@ impl Fabric {
         assert!(self.limited.is_empty(), "a plan releases all tenants that it limits");
     }
 
-    /// Checks that every packet in transit has a queue, and that two tenants are never in one
-    /// dedicated queue.
-    fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
-        let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
-        for (tenant, values) in &self.flying {
+    fn wait(&mut self, time: Nanos, drain: Nanos) {
+        assert!(time >= drain);
+        let marks = self.marks.iter();
+        self.flying = marks.map(|(t, dscp)| (*t, BTreeSet::from([*dscp]))).collect();
+    }
+
+    /// Checks that every packet in transit has a queue, and that no packet meets packets of another
+    /// tenant in a dedicated queue.
+    fn check(&mut self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
+        let Self { maps, flying, waiting, .. } = self;
+        for (tenant, values) in flying.iter() {
             for dscp in values.iter().filter(|dscp| **dscp != SHARED) {
                 for port in ports.get(tenant).into_iter().flatten() {
-                    let queue = self.maps.get(&(*port, *dscp));
+                    let queue = maps.get(&(*port, *dscp));
                     let queue = *queue.unwrap_or_else(|| panic!("{dscp} is unmapped on {port:?}"));
-                    let other = inside.insert((*port, queue), *tenant);
-                    assert!(other.is_none_or(|other| other == *tenant), "queue of one tenant");
+                    let inside = waiting.entry((*port, queue)).or_default();
+                    inside.insert(*tenant);
+                    assert_eq!(inside.len(), 1, "queue {queue} of {port:?}: {inside:?}");
                 }
             }
         }

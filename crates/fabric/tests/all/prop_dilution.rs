@@ -56,7 +56,7 @@ impl Net {
             Step::Map { port, dscp, queue } => {
                 self.maps.insert((*port, *dscp), *queue);
             }
-            Step::Wait(_) | Step::ReadBack(_) => {}
+            Step::Wait(_) | Step::Drain { .. } | Step::ReadBack(_) => {}
             _ => panic!("{step:?}"),
         }
     }
@@ -75,7 +75,7 @@ fn kind(step: &Step) -> u8 {
         Step::Limit { .. } => 0,
         Step::Weigh { .. } | Step::Unmap { .. } | Step::Map { .. } => 1,
         Step::Mark { .. } => 2,
-        Step::Wait(_) => 3,
+        Step::Wait(_) | Step::Drain { .. } => 3,
         Step::ReadBack(_) => 4,
         _ => 5,
     }

@@ -219,6 +219,7 @@ fn reading(port: SwitchPort) -> (String, PortReading) {
         packets: queue.frames,
         bytes: queue.bytes,
         dropped: queue.drops,
+        waiting: Some(queue.backlog_frames),
     };
     let own = port.queues.iter().filter(|queue| queue.queue != 0);
     let state = PortState {

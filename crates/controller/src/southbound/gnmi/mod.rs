@@ -705,7 +705,8 @@ impl SwitchDriver for GnmiSwitch {
                 let (packets, bytes) = (count("transmit-pkts")?, count("transmit-octets")?);
                 let dropped = count("dropped-pkts")?;
                 let port = port.clone();
-                all.push(QueueCounters { port, queue, packets, bytes, dropped });
+                let waiting = None;
+                all.push(QueueCounters { port, queue, packets, bytes, dropped, waiting });
             }
         }
         Ok(all)

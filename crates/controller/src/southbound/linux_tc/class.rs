@@ -44,6 +44,8 @@ pub(super) struct Class {
     pub(super) bytes: u64,
     pub(super) packets: u64,
     pub(super) dropped: u64,
+    /// Number of frames that wait in the qdiscs below the class.
+    pub(super) waiting: u64,
 }
 
 impl Class {
@@ -122,6 +124,7 @@ impl Class {
             bytes: u64::from_ne_bytes(word(basic, 0)?),
             packets,
             dropped: u64::from(u32::from_ne_bytes(word(queue, 8)?)),
+            waiting: u64::from(u32::from_ne_bytes(word(queue, 0)?)),
         })
     }
 }
@@ -151,8 +154,10 @@ mod tests {
         let mut basic = class.bytes.to_ne_bytes().to_vec();
         basic.extend(u32::try_from(class.packets & 0xffff_ffff).expect("masked").to_ne_bytes());
         let mut queue = vec![0; 20];
-        let dropped = u32::try_from(class.dropped).expect("few");
-        queue[8..12].copy_from_slice(&dropped.to_ne_bytes());
+        for (at, count) in [(0, class.waiting), (8, class.dropped)] {
+            let count = u32::try_from(count).expect("few");
+            queue[at..at + 4].copy_from_slice(&count.to_ne_bytes());
+        }
         let mut statistics = Vec::new();
         put(&mut statistics, TCA_STATS_BASIC, &basic);
         if let Some(packets) = packets {
@@ -210,6 +215,7 @@ mod tests {
             bytes: 1 << 40,
             packets: (1 << 32) + 5,
             dropped: 7,
+            waiting: 2,
         };
         assert_eq!(read(&message(&class, 0, Some(class.packets))), Some(class.clone()));
         let few = Class { packets: 5, ..class };

@@ -411,6 +411,7 @@ impl SwitchDriver for TcSwitch {
                 packets: class.packets,
                 bytes: class.bytes,
                 dropped: class.dropped,
+                waiting: Some(class.waiting),
             })
         });
         Ok(all.collect())

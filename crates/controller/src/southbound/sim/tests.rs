@@ -86,7 +86,8 @@ async fn a_read_back_shows_an_ignored_change_but_not_a_lie() {
 async fn a_restart_forgets() {
     let switch = switch(true);
     switch.apply(stamp(5), &changes()).await.expect("does");
-    let more = QueueCounters { port: "e0".into(), queue: 1, packets: 2, bytes: 3, dropped: 4 };
+    let port = "e0".into();
+    let more = QueueCounters { port, queue: 1, packets: 2, bytes: 3, dropped: 4, waiting: None };
     switch.count(&more);
     switch.count(&more);
     assert_eq!(switch.counters().await.expect("answers")[0].bytes, 6);

@@ -478,7 +478,8 @@ impl SonicSwitch {
         let counters = |(port, queue, key): (&String, u8, String)| {
             let (packets, bytes) = (count(&key, "PACKETS")?, count(&key, "BYTES")?);
             let dropped = count(&key, "DROPPED_PACKETS")?;
-            Ok(QueueCounters { port: port.clone(), queue, packets, bytes, dropped })
+            let port = port.clone();
+            Ok(QueueCounters { port, queue, packets, bytes, dropped, waiting: None })
         };
         queues.into_iter().map(counters).collect()
     }

@@ -164,6 +164,7 @@ async fn unmapped_frames_use_the_shared_queue() {
     let got = switch.counters().await.expect("counters");
     let packets: Vec<u64> = got.iter().map(|counters| counters.packets).collect();
     assert_eq!(packets, wanted);
+    assert!(got.iter().all(|counters| counters.waiting == Some(0)), "{got:?}");
     let numbers = |counters: &QueueCounters| {
         (counters.queue, [counters.packets, counters.bytes, counters.dropped])
     };

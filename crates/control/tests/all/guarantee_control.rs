@@ -104,7 +104,7 @@ impl Host {
         if signals {
             self.table.refuse(slot, FRAME);
             self.signals += 1;
-        } else if self.table.waits(VM, slot, FRAME, now) {
+        } else if self.table.waits(VM, slot, FRAME) {
             self.lines.entry(slot).or_default().push_back(receiver);
         } else {
             self.table.refuse(slot, FRAME);

@@ -126,7 +126,7 @@ impl PairTable {
     /// time is at most [`PERIOD`], because rates change.
     ///
     /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for
-    /// [`LATE_MAX`] wait in the lines. Otherwise they wait if the VM sent more than its rate.
+    /// 2 s wait in the lines. Otherwise they wait if the VM sent more than its rate.
     #[must_use]
     pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
         let wait = |vm: &Vm| {

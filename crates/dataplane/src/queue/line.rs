@@ -173,12 +173,12 @@ impl Line {
     }
 
     /// Removes and returns a frame of the flow with the most waiting bytes, which makes room for
-    /// another frame of `source` and `class`. With fair shares, the flow is one of `source`, and
-    /// with several queues, one in the queue of `class`. Returns `None` if the output has no flow
-    /// queues, or if no such frame waits.
-    pub(super) fn evict(&mut self, (source, class): (&Source, Class)) -> Option<Stored> {
+    /// another frame of the port `source` and of `class`. With fair shares, the flow is one of
+    /// `source`, and with several queues, one in the queue of `class`. Returns `None` if the output
+    /// has no flow queues, or if no such frame waits.
+    pub(super) fn evict(&mut self, (source, class): (u16, Class)) -> Option<Stored> {
         match self {
-            Self::Fair(fair) if fair.flows => fair.share.evict(source.port.into()),
+            Self::Fair(fair) if fair.flows => fair.share.evict(source.into()),
             Self::Fifo(_) | Self::Fair(_) => None,
             Self::Wfq(lanes) => lanes.evict(class),
             Self::Flows(flows) => flows.evict(),

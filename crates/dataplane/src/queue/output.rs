@@ -272,7 +272,7 @@ impl OutputQueue {
             if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
-            let frees = self.evict(memory, (source, class), lens.1, lost);
+            let frees = self.evict(memory, (source.port, class), lens.1, lost);
             evicted += frees.ok_or(Refused::Full)?;
         }
         if self.is_idle() {
@@ -305,15 +305,15 @@ impl OutputQueue {
         Ok(frame)
     }
 
-    /// Removes a waiting frame, to make room for a frame of `source` and `class` with `wire` bytes
-    /// on a link. Returns the bytes of the removed frame on a link. Returns `None` if the output's
-    /// order removes no waiting frames for others, if no frame waits, or if the new frame finds no
-    /// room at all.
+    /// Removes a waiting frame, to make room for a frame of a source port and class with `wire`
+    /// bytes on a link. Returns the bytes of the removed frame on a link. Returns `None` if the
+    /// output's order removes no waiting frames for others, if no frame waits, or if the new frame
+    /// finds no room at all.
     #[cold]
     fn evict(
         &mut self,
         memory: &mut Memory<'_>,
-        of: (&Source, Class),
+        of: (u16, Class),
         wire: u32,
         lost: &mut impl FnMut(u16, DropReason),
     ) -> Option<u32> {

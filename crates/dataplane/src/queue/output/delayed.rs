@@ -8,7 +8,7 @@ use penstock_units::Nanos;
 
 use super::super::line::Line;
 use super::super::pair_lines::{PairLines, Released};
-use super::super::{Memory, Source};
+use super::super::{Memory, Source, Stored};
 use super::{OutputQueue, Refused};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::drop::DropReason;
@@ -83,20 +83,44 @@ impl OutputQueue {
         for _ in 0..RELEASED_MAX {
             let released = self.pair_lines.as_deref_mut().and_then(|lines| lines.next(now, most));
             let Some(Released { frame, tenant, late }) = released else { return };
-            if late {
+            let reason = if late { DropReason::QueueLate } else { DropReason::QueueFull };
+            if late || !self.join(memory, (frame, tenant), now, lost) {
                 memory.release(&frame);
-                lost(frame.source, DropReason::QueueLate);
-                continue;
+                lost(frame.source, reason);
             }
+        }
+    }
+
+    /// Adds a frame of a tenant that left the line of its pair to its queue. Like a new frame, it
+    /// may take the place of frames of a larger flow. Returns false if the queue has no room.
+    fn join(
+        &mut self,
+        memory: &mut Memory<'_>,
+        (mut frame, tenant): (Stored, u16),
+        now: Nanos,
+        lost: &mut impl FnMut(u16, DropReason),
+    ) -> bool {
+        let Some(lanes) = self.line.lanes_mut() else { return false };
+        let class = lanes.late_class(frame.class, tenant.checked_sub(1), now);
+        frame.class = class;
+        let (wire, mut evicted) = (frame.wire(), 0);
+        loop {
             if self.is_idle() {
                 self.pacer.was_empty(now);
             }
-            let lanes = self.line.lanes_mut();
-            if !lanes.is_some_and(|lanes| lanes.push_late(frame, tenant.checked_sub(1), now)) {
-                memory.release(&frame);
-                lost(frame.source, DropReason::QueueFull);
+            if self.line.push(frame, now) {
+                return true;
             }
+            let evicts = evicted < wire;
+            let of = (frame.source, class);
+            let frees = if evicts { self.evict(memory, of, wire, lost) } else { None };
+            let Some(bytes) = frees else { break };
+            evicted += bytes;
         }
+        if let Some(lanes) = self.line.lanes() {
+            lanes.counters.refused(class.queue);
+        }
+        false
     }
 
     /// Removes all frames that wait for the limits of their pairs. Calls `lost` with the source of

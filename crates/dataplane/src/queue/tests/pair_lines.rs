@@ -27,18 +27,29 @@ struct Uplink {
     lost: Vec<(u16, DropReason)>,
 }
 
+/// Returns the limits of an uplink of 10 Gbit/s.
+fn uplink_terms() -> QueueTerms {
+    QueueTerms {
+        order: Order::Wfq,
+        pacing: Pacing::Link(BitsPerSecond(10_000 * MBIT)),
+        bound: Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop },
+        flows: false,
+        held_bytes: 262_144,
+        frames: 1_024,
+    }
+}
+
 impl Uplink {
     fn new(cells: usize) -> Self {
+        Self::with_terms(cells, uplink_terms())
+    }
+
+    fn with_terms(cells: usize, terms: QueueTerms) -> Self {
         let table = Arc::new(PairTable::with_limits(8, 3, PairLimits::Guarantees));
         let rates = VmRates { default: RATE_MAX, send: RATE_MAX, receive: RATE_MAX };
         (0..8).for_each(|port| table.limit(port, rates));
-        let pacing = Pacing::Link(BitsPerSecond(10_000 * MBIT));
-        let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
-        let order = Order::Wfq;
-        let terms =
-            QueueTerms { held_bytes: 262_144, pacing, bound, frames: 1_024, order, flows: false };
         let (mut queue, mut store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(cells));
-        queue.change(pacing, None, classes([1; 4], false), Nanos(1));
+        queue.change(terms.pacing, None, classes([1; 4], false), Nanos(1));
         let memory = &mut Memory::of(&mut store, &mut []);
         queue.set_pairs(memory, Some(&table), 8, |_| unreachable!("no frame waits yet"));
         Self { queue, store, table, now: Nanos::from_secs(1), lost: Vec::new() }
@@ -233,6 +244,25 @@ fn frames_that_waited_join_the_queues_of_the_present_classes() {
     assert_eq!(uplink.go_on(300).len(), 23);
     let lanes = uplink.queue.lane_counters().expect("queues by class");
     assert_eq!([0, 4].map(|lane| lanes.read(lane).frames), [17, 23]);
+}
+
+#[test]
+fn frames_that_waited_take_the_places_of_a_larger_flow() {
+    let bound = Bound { bytes: 20_000, ..uplink_terms().bound };
+    let terms = QueueTerms { bound, flows: true, ..uplink_terms() };
+    let mut uplink = Uplink::with_terms(256, terms);
+    uplink.limit(4, FAR, MBIT);
+    assert_eq!(uplink.offer_all((4, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    // Ports 0 and 4 share queue 0, which is full now.
+    assert_eq!(uplink.offer_all((0, FAR), 20), [20, 0, 0]);
+    // The limit of the pair lets three frames leave.
+    let mut left = uplink.go(20_000_000);
+    assert_eq!(uplink.lost, [(0, DropReason::QueueFull); 3]);
+    left.extend(uplink.go_on(300));
+    let of = |port| left.iter().filter(|(from, _)| *from == port).count();
+    assert_eq!((of(4), of(0), uplink.lost.len()), (23, 17, 3));
+    assert!(uplink.queue.is_empty() && uplink.store.is_empty());
 }
 
 proptest! {

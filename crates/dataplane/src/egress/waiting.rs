@@ -259,9 +259,12 @@ impl Egress {
                     delivery.waiting += 1;
                     wakes |= earlier;
                 }
-                Err(_) => {
+                Err(refused) => {
                     table.refuse(slot, pair_size(table, part, i));
-                    delivery.pair_limit += 1;
+                    match refused {
+                        Refused::Full | Refused::NoMemory => delivery.queue_full += 1,
+                        Refused::AbovePair => delivery.pair_limit += 1,
+                    }
                 }
             }
         };

@@ -30,6 +30,8 @@ pub(crate) enum Refused {
     Full,
     /// The memory that all queues share is full.
     NoMemory,
+    /// The frame exceeds the limit of its pair of VMs, and may not wait for it.
+    AbovePair,
 }
 
 /// Number of frames that signalled congestion and left the queue.

@@ -358,6 +358,28 @@ fn frames_above_a_guarantee_are_lost_with_the_uplinks_link() {
 }
 
 #[test]
+fn frames_above_a_guarantee_without_a_place_to_wait_are_dropped_as_queue_full() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    let slow = BitsPerSecond(8_000);
+    for to in 10..130 {
+        bed.pass(VM, &[data(NEAR, to)]);
+        for read in bed.table.sending() {
+            bed.table.set_sender(read.pair, slow, (slow, slow, slow));
+        }
+        bed.pass(VM, &vec![data(NEAR, to); 60]);
+    }
+    // A third of 8,192 places. A line has room for 32 frames.
+    let waiting = bed.counters[VM].read().queued;
+    assert!((2_600..=2_731).contains(&waiting), "{waiting}");
+    let [full, above] =
+        [DropReason::QueueFull, DropReason::PairLimit].map(|reason| bed.drops(VM, reason));
+    assert!(full > 1_000 && above > 500, "{full} {above}");
+    bed.assert_sums();
+}
+
+#[test]
 fn acknowledgements_do_not_wait_for_a_guarantee() {
     let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
     let most = BitsPerSecond(400_000 * MBIT);

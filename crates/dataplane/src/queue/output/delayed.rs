@@ -56,10 +56,9 @@ impl OutputQueue {
         now: Nanos,
     ) -> Result<bool, Refused> {
         let (size, len) = (on_wire(batch, i), batch.at(i).len);
-        let has_room = |lines: &PairLines| {
-            lines.is_of(table) && lines.has_room(source.port, len, memory.free_bytes())
-        };
-        if !self.pair_lines.as_deref().is_some_and(has_room) {
+        let lines = self.pair_lines.as_deref().filter(|lines| lines.is_of(table));
+        let lines = lines.ok_or(Refused::AbovePair)?;
+        if !lines.has_room(source.port, len, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         let class = self.line.class_of(batch.head(i), source, now);
@@ -69,7 +68,7 @@ impl OutputQueue {
         if pushed.is_none() {
             memory.release(&frame);
         }
-        pushed.ok_or(Refused::Full)
+        pushed.ok_or(Refused::AbovePair)
     }
 
     /// Moves the frames that may leave the lines of their pairs to the output's queue.

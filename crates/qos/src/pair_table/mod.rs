@@ -247,7 +247,7 @@ struct Vm {
     receive: PacedBucket,
     /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
     first: AtomicU64,
-    /// Bytes that arrived from other hosts, with [`PairLimits::Guarantees`].
+    /// Bytes that arrived from other hosts under limits, with [`PairLimits::Guarantees`].
     arrived: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,

@@ -416,8 +416,8 @@ impl Fair {
     }
 
     /// Whether a frame of `source` that takes `wire` bytes on a link finds room. With
-    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`. With flow queues, no
-    /// VM has more frames than there are free places.
+    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`, or more frames than
+    /// there are free places.
     fn has_room(&mut self, source: &Source, wire: u32, free: u64, now: Nanos) -> bool {
         let vm = usize::from(source.port);
         if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
@@ -432,7 +432,7 @@ impl Fair {
                 let (waiting, bytes) = self.share.backlog(vm);
                 let places = self.frames.saturating_sub(self.share.len());
                 let fits = memory_of(waiting, bytes) + u64::from(wire) <= free / 2;
-                waiting == 0 || fits && (!self.flows || waiting < places)
+                waiting == 0 || fits && waiting < places
             }
         }
     }

@@ -599,6 +599,18 @@ fn short_frames_count_with_their_memory() {
     assert_eq!((bench.queue.len(), bench.free()), (waiting + 300, 0));
 }
 
+#[test]
+fn a_vm_that_floods_leaves_places_to_others_also_if_its_frames_are_dropped() {
+    let plain = terms(Order::FairShare, Excess::Drop);
+    let bound = Bound { bytes: 8 << 20, ..plain.bound };
+    let mut bench = Bench::new(QueueTerms { bound, ..plain }, false, false);
+    bench.store = FrameStore::new(1_000);
+    (0..100).for_each(|_| bench.come(3, 60));
+    assert_eq!(bench.queue.len(), 32, "half of the places");
+    (0..100).for_each(|_| bench.come(2, 60));
+    assert_eq!(bench.queue.len(), 48, "half of the rest");
+}
+
 /// Sends frames of three tenants one by one, and returns their source ports. If `renewed` is true,
 /// the worker gets a snapshot with the same weights before each frame.
 fn sources(renewed: bool) -> Vec<u16> {

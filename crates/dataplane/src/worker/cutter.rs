@@ -17,9 +17,8 @@
 //! guest without TSO would have sent, so the later stages treat each part like such a frame. The
 //! cutter thus holds at most one batch of a port, and the guest's other frames wait in its rings.
 //!
-//! The cutter cuts only a segment whose metadata agrees with its headers, and whose headers fit
-//! into the private head of a frame. Other frames pass as they are, and classification drops the
-//! invalid ones with their reason.
+//! The cutter cuts only a segment whose metadata agrees with its headers. Other frames pass as they
+//! are, and classification drops the invalid ones with their reason.
 //!
 //! # Cost
 //!

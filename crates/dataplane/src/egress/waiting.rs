@@ -418,14 +418,14 @@ impl Egress {
     }
 }
 
-/// Returns the description of port `source` for output queues: its number, its tenant and its
-/// weights.
+/// Returns the description of port `source` for output queues.
 pub(crate) fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
     let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
     Source {
         port: source.0,
         tenant: policy.and_then(|policy| policy.tenant).map_or(0, |tenant| tenant + 1),
         share: policy.map(|policy| policy.share).unwrap_or_default(),
+        shares: snapshot.shares(),
     }
 }
 

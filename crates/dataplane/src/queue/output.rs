@@ -702,27 +702,17 @@ impl OutputQueue {
         }
     }
 
-    /// Rereads the sources' weights, because the worker has a new snapshot, and adopts the changes
-    /// of the queue's home. If the home has not changed, the call reads only its number of changes.
-    /// Returns true if the frames may now be due at another time.
+    /// Adopts the changes of the queue's home. If the home has not changed, the call reads only its
+    /// number of changes. Returns true if the frames may now be due at another time.
     pub(crate) fn adopt(&mut self, home: &QueueHome, now: Nanos) -> bool {
         let changes = home.changes();
-        if core::mem::replace(&mut self.adopted, changes) == changes {
-            self.line.changed();
-            return false;
-        }
-        self.change(home.pacing(), home.limit(), home.classes(), now)
+        core::mem::replace(&mut self.adopted, changes) != changes
+            && self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
-    /// Makes the queue read the weights of each source again, with the source's next frame.
-    pub(crate) fn reread_shares(&mut self) {
-        self.line.changed();
-    }
-
-    /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames
-    /// keep their places in the queue. If `pacing` is of another kind, the pacing stays unchanged,
-    /// because a change of the kind needs a new queue. Returns true if the frames may now be due at
-    /// another time.
+    /// Sets the output's pacing, limit and classes. Waiting frames keep their places in the queue.
+    /// If `pacing` is of another kind, the pacing stays unchanged, because a change of the kind
+    /// needs a new queue. Returns true if the frames may now be due at another time.
     pub(crate) fn change(
         &mut self,
         pacing: Pacing,
@@ -730,7 +720,6 @@ impl OutputQueue {
         classes: Arc<Classes>,
         now: Nanos,
     ) -> bool {
-        self.line.changed();
         let same = match (&self.limit, &limit) {
             (Some(old), Some(new)) => old.is(new),
             (old, new) => old.is_none() && new.is_none(),

@@ -102,7 +102,7 @@ fn terms(order: Order, excess: Excess) -> QueueTerms {
 
 fn source(port: u16) -> Source {
     let tenant = if port == 4 { 3 } else { port % 2 };
-    Source { port, tenant, share: ShareTerms::default() }
+    Source { port, tenant, share: ShareTerms::default(), shares: 1 }
 }
 
 /// Returns a frame that contains the number of its sending port, a frame number, and the DSCP of
@@ -166,6 +166,8 @@ struct Bench {
     now: Nanos,
     number: u32,
     held: bool,
+    /// Number of the sources' weights.
+    shares: u32,
 }
 
 impl Bench {
@@ -175,7 +177,8 @@ impl Bench {
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
         let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
         queue.change(terms.pacing, None, classes([1; 4], held), Nanos(1));
-        Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0, held }
+        let (waits, now) = (BTreeMap::new(), Nanos(1));
+        Self { queue, store, port, waits, now, number: 0, held, shares: 1 }
     }
 
     fn come(&mut self, port: u16, len: usize) {
@@ -183,7 +186,8 @@ impl Bench {
         batch.push(&frame(port, self.number, len), Offload::NONE).expect("one frame fits");
         let memory = &mut Memory::of(&mut self.store, &mut self.port);
         let lost = &mut |_, _| unreachable!("no other frame makes room");
-        if self.queue.push(memory, (&batch, 0), &source(port), self.now, lost).is_ok() {
+        let from = Source { shares: self.shares, ..source(port) };
+        if self.queue.push(memory, (&batch, 0), &from, self.now, lost).is_ok() {
             self.waits.entry(port).or_default().push_back(self.number);
         }
         self.number += 1;
@@ -612,14 +616,14 @@ fn a_vm_that_floods_leaves_places_to_others_also_if_its_frames_are_dropped() {
 }
 
 /// Sends frames of three tenants one by one, and returns their source ports. If `renewed` is true,
-/// the worker gets a snapshot with the same weights before each frame.
+/// the worker gets a snapshot with other weights of other sources before each frame.
 fn sources(renewed: bool) -> Vec<u16> {
     let terms = QueueTerms { pacing: Pacing::None, ..terms(Order::FairShare, Excess::Hold) };
     let mut bench = Bench::new(terms, false, false);
     let mut left = Vec::new();
     for _ in 0..300 {
         if renewed {
-            bench.queue.change(Pacing::None, None, Arc::default(), bench.now);
+            bench.shares += 1;
         }
         for port in [1_u16, 2, 4] {
             while bench.waits.get(&port).map_or(0, VecDeque::len) < 3 {

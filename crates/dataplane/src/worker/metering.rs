@@ -64,9 +64,6 @@ impl<C: CycleCounter> Worker<C> {
         } else {
             self.input.on_like_snapshot(old.generation, new);
         }
-        if changes.shares {
-            self.outputs.reread_shares(&mut self.ctx);
-        }
         let all = self.ctx.ports.len();
         for port in changes.ports.iter().copied().filter(|port| port.index() < all) {
             self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);

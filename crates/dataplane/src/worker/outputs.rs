@@ -488,15 +488,6 @@ impl Outputs {
         self.lacks_queue = false;
     }
 
-    /// Makes the shared outputs read the weights of each source again.
-    pub fn reread_shares<C: CycleCounter>(&self, ctx: &mut Context<C>) {
-        for port in &self.by_share {
-            if let Some(queue) = ctx.ports[port.index()].output.as_deref_mut() {
-                queue.reread_shares();
-            }
-        }
-    }
-
     /// Gives a port the output queue that the new snapshot contains for the port, or removes the
     /// port's output queue.
     pub fn place_queue<C: CycleCounter>(
@@ -597,11 +588,12 @@ impl Outputs {
         port: PortId,
     ) {
         self.leave(ctx, roster, port);
-        for other in 0..ctx.ports.len() {
-            let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[other] else {
+        // Only these outputs drop the frames of a source that leaves.
+        for &target in &self.by_share {
+            let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[target.index()]
+            else {
                 continue;
             };
-            let target = PortId(u16::try_from(other).unwrap_or(u16::MAX));
             let counters = &ctx.port_counters;
             let (store, captures) = ctx.egress.store_and_captures();
             queue.forget(&mut Memory::of(store, queues), port.0, |source| {

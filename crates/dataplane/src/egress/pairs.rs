@@ -70,15 +70,6 @@ struct Metered {
 }
 
 impl Egress {
-    /// Makes room for markers if an output has pairs.
-    pub(crate) fn set_pairs(&mut self, pairs: bool) {
-        if !pairs {
-            self.markers = None;
-        } else if self.markers.is_none() {
-            self.markers = Some(Batch::new());
-        }
-    }
-
     /// Sends the listed frames to an output that leads out of the host.
     #[inline(never)]
     pub(super) fn leave<const SEEN: bool>(

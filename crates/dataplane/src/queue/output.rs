@@ -703,11 +703,24 @@ impl OutputQueue {
     }
 
     /// Adopts the changes of the queue's home. If the home has not changed, the call reads only its
-    /// number of changes. Returns true if the frames may now be due at another time.
-    pub(crate) fn adopt(&mut self, home: &QueueHome, now: Nanos) -> bool {
+    /// number of changes. Calls `lost` with the source of each frame that waits for a pair of a
+    /// former table. Returns true if the frames may now be due at another time.
+    pub(crate) fn adopt(
+        &mut self,
+        home: &QueueHome,
+        memory: &mut Memory<'_>,
+        now: Nanos,
+        lost: &mut impl FnMut(u16),
+    ) -> bool {
         let changes = home.changes();
-        core::mem::replace(&mut self.adopted, changes) != changes
-            && self.change(home.pacing(), home.limit(), home.classes(), now)
+        if core::mem::replace(&mut self.adopted, changes) == changes {
+            return false;
+        }
+        if home.has_other_lines(self.pair_lines.as_deref()) {
+            self.clear_delayed(memory, lost);
+            home.exchange_lines(&mut self.pair_lines);
+        }
+        self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
     /// Sets the output's pacing, limit and classes. Waiting frames keep their places in the queue.

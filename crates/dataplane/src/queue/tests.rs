@@ -649,22 +649,27 @@ fn a_snapshot_with_the_same_weights_changes_no_departure() {
 #[test]
 fn a_queue_adopts_each_change_of_its_home_once() {
     let home = QueueHome::new(terms(Order::Fifo, Excess::Drop), 8, 8);
-    let mut queue = home.take().expect("nobody has taken it");
-    assert!(!queue.adopt(&home, Nanos(1)), "nothing is new");
+    let mut queue = *home.take().expect("nobody has taken it");
+    let mut store = FrameStore::new(1);
+    let mut adopt = |queue: &mut OutputQueue, at| {
+        let memory = &mut Memory::of(&mut store, &mut []);
+        queue.adopt(&home, memory, Nanos(at), &mut |_| unreachable!("no frame waits"))
+    };
+    assert!(!adopt(&mut queue, 1), "nothing is new");
     let faster = Pacing::Link(BitsPerSecond(200_000_000));
     home.set_pacing(faster);
-    assert!(queue.adopt(&home, Nanos(2)) && queue.terms().pacing == faster);
+    assert!(adopt(&mut queue, 2) && queue.terms().pacing == faster);
     home.set_pacing(faster);
-    assert!(!queue.adopt(&home, Nanos(3)), "the same rate");
+    assert!(!adopt(&mut queue, 3), "the same rate");
     let rate = Some((BitsPerSecond(8_000_000), 1_000));
     let meter = Meter::new(Terms { bytes: rate, waits: true, ..Terms::default() });
     let limit = Arc::new(EgressPolicer::new(meter, None, Sharing::Strict));
     home.set_limit(Some(Arc::clone(&limit)));
-    assert!(queue.adopt(&home, Nanos(4)));
+    assert!(adopt(&mut queue, 4));
     home.set_limit(Some(limit));
-    assert!(!queue.adopt(&home, Nanos(5)), "the same limit");
+    assert!(!adopt(&mut queue, 5), "the same limit");
     home.set_limit(None);
-    assert!(queue.adopt(&home, Nanos(6)));
+    assert!(adopt(&mut queue, 6));
 }
 
 #[test]

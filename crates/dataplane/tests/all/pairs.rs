@@ -79,8 +79,12 @@ impl Bed {
         };
         uplink.marks = true;
         uplink.pairs = pairs.then(|| Arc::clone(&table));
-        // Frames above guarantees wait at the uplink.
-        uplink.queue = (limits == PairLimits::Guarantees).then(queue);
+        if limits == PairLimits::Guarantees {
+            // Frames above guarantees wait at the uplink.
+            let home = queue();
+            home.set_pairs(uplink.pairs.as_ref());
+            uplink.queue = Some(home);
+        }
         let vm = PortPolicy::access(1, Some(1), vid, 0);
         let policies = [uplink, vm].map(|mut policy| {
             policy.slow_path = SlowPathLimit::UNLIMITED;

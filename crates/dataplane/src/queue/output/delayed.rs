@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::{PairLimits, PairTable};
+use penstock_qos::pair_table::PairTable;
 use penstock_units::Nanos;
 
-use super::super::line::Line;
 use super::super::pair_lines::{PairLines, Released};
 use super::super::{Memory, Source, Stored};
 use super::{OutputQueue, Refused};
@@ -19,29 +18,6 @@ use crate::ingress_policer::on_wire;
 const RELEASED_MAX: usize = 4 * BATCH_FRAMES;
 
 impl OutputQueue {
-    /// Lets frames wait for the limits of the pairs in `table`, if the output has queues by class.
-    /// Other outputs make no frame wait for its pair. Calls `lost` with the source of each frame
-    /// that waits for a pair of another table.
-    pub(crate) fn set_pairs(
-        &mut self,
-        memory: &mut Memory<'_>,
-        table: Option<&Arc<PairTable>>,
-        ports: usize,
-        mut lost: impl FnMut(u16),
-    ) {
-        let limits = |table: &&Arc<PairTable>| table.limits() == PairLimits::Guarantees;
-        let table = table.filter(limits).filter(|_| matches!(self.line, Line::Wfq(_)));
-        let same = match (table, self.pair_lines.as_deref()) {
-            (Some(table), Some(lines)) => lines.is_of(table),
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
-            self.clear_delayed(memory, &mut lost);
-            self.pair_lines = table.map(|table| Box::new(PairLines::new(table, ports)));
-        }
-    }
-
     /// Makes frame `i` of `batch` wait for the limit of the pair in the slot `slot` of `table`.
     /// Returns whether the output must be looked at earlier than before.
     ///

@@ -217,6 +217,15 @@ impl Snapshot {
         self.lineage.shares
     }
 
+    /// Returns the ports that a worker visits for this snapshot, if the worker's present snapshot
+    /// is the compared one: all ports if this snapshot was not compared.
+    pub(crate) fn visited(&self) -> impl Iterator<Item = PortId> + '_ {
+        let changed = self.lineage.changes.as_ref().map(|(_, changes)| &*changes.ports);
+        let all = if changed.is_none() { self.ports.len() } else { 0 };
+        let all = (0..all).filter_map(|at| u16::try_from(at).ok().map(PortId));
+        changed.unwrap_or_default().iter().copied().chain(all)
+    }
+
     /// Returns the differences between the snapshot `old` and this snapshot. Returns `None` if the
     /// snapshot was not compared with `old`.
     pub(crate) fn changes_since(&self, old: &Arc<Self>) -> Option<&Changes> {
@@ -291,6 +300,8 @@ mod tests {
         assert!(changes.decisions && changes.shares && changes.ranks);
         let fewer = snapshot(policies()).following(&more);
         assert_eq!(*fewer.changes_since(&more).unwrap().ports, [PortId(PORTS)]);
+        assert_eq!(fewer.visited().collect::<Vec<_>>(), [PortId(PORTS)]);
+        assert_eq!(old.visited().count(), usize::from(PORTS), "it was not compared");
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! Finishing a frame's offloads costs one more copy and one pass over the frame's bytes. The port's
 //! counters `sw_csum` and `sw_tso` count the finished frames.
 
-use crate::batch::{Batch, Frame};
+use crate::batch::{Batch, Frame, HEAD_COPY};
 use crate::offload::{GSO_TCPV6, GSO_UDP_L4, Offload};
 
 /// Maximum number of segments of one frame. A frame of 64 KiB at an MSS of 536 (RFC 9293's
@@ -34,6 +34,10 @@ pub const SEGMENTS_PER_FRAME_MAX: usize = 128;
 /// segments plus one segment for each frame. Without a limit, small frames with a smaller MSS could
 /// make one turn as long as a hundred turns.
 pub const CUTS_PER_TURN_MAX: usize = 288;
+
+/// Maximum length of a frame's headers in bytes. The parser accepts a TCP header of which the first
+/// 20 bytes are in the frame's head. Options of 40 bytes and a VLAN tag may move the end.
+const HEADERS_MAX: usize = HEAD_COPY + 40 + 4;
 
 /// Error: the switch cannot finish the frame's offloads in software.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +107,7 @@ pub fn finish_checksum(batch: &Batch, i: usize, scratch: &mut Batch) -> Result<(
 /// once, into the segments.
 #[derive(Debug)]
 pub struct Segmenter {
-    headers: [u8; 128],
+    headers: [u8; HEADERS_MAX],
     header_len: usize,
     l3: usize,
     l4: usize,
@@ -121,7 +125,7 @@ impl Segmenter {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            headers: [0; 128],
+            headers: [0; HEADERS_MAX],
             header_len: 0,
             l3: 0,
             l4: 0,
@@ -137,8 +141,8 @@ impl Segmenter {
     /// Begins to cut frame `i` into segments. Returns the number of segments of the frame.
     ///
     /// # Errors
-    /// Returns [`CannotFinish`] if the frame's headers are longer than the frame's private head.
-    /// Also returns [`CannotFinish`] if the frame would become more than `most` segments.
+    /// Returns [`CannotFinish`] if the frame's metadata contradicts its headers. Also returns
+    /// [`CannotFinish`] if the frame would become more than `most` segments.
     pub fn begin(&mut self, batch: &Batch, i: usize, most: usize) -> Result<usize, CannotFinish> {
         let frame: &Frame = batch.frame(i);
         let head = batch.head(i);
@@ -149,7 +153,7 @@ impl Segmenter {
         // The version is in the first half of the IP header's first byte.
         let version = head.get(l3).map_or(0, |byte| byte >> 4);
         let ipv6 = o.gso_type == GSO_TCPV6 || version == 6;
-        let fits = header_len <= head.len()
+        let fits = header_len <= frame.len as usize
             && header_len <= self.headers.len()
             && l4 + if o.gso_type == GSO_UDP_L4 { 8 } else { 20 } <= header_len
             && l3 + if ipv6 { 40 } else { 20 } <= l4
@@ -163,7 +167,7 @@ impl Segmenter {
         if segments > most {
             return Err(CannotFinish);
         }
-        self.headers[..header_len].copy_from_slice(&head[..header_len]);
+        batch.copy_part(i, 0, &mut self.headers[..header_len]);
         self.payload = payload;
         (self.header_len, self.l3, self.l4, self.mss) = (header_len, l3, l4, mss);
         self.ipv6 = ipv6;
@@ -367,6 +371,33 @@ mod tests {
                 payload.extend_from_slice(&f[l4 + 32..]);
             }
             assert_eq!(payload, bytes[l4 + 32..]);
+        }
+    }
+
+    #[test]
+    fn each_segment_has_the_options_behind_the_private_head() {
+        let (plain, offload) = tcp(false, false);
+        let (l3, l4, end) = (14, 74, 134);
+        assert!(end > HEAD_COPY);
+        // 40 bytes of options in the IP header, and 28 bytes more in the TCP header.
+        let parts = [&plain[..34], &[1; 40][..], &plain[34..66], &[3; 28][..], &plain[66..]];
+        let mut bytes = parts.concat();
+        (bytes[l3], bytes[l4 + 12]) = (0x4f, 0xf0);
+        let offload = Offload { hdr_len: 134, csum_start: 74, ..offload };
+        for vlan in [false, true] {
+            let mut batch = batch_of(&bytes, offload, false);
+            batch.set_tagged(0, vlan);
+            let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
+            assert_eq!(segmenter.begin(&batch, 0, 3), Ok(3));
+            assert!(segmenter.fill(&batch, 0, &mut scratch));
+            let (tag, mut payload) = (if vlan { 4 } else { 0 }, Vec::new());
+            for i in 0..3 {
+                let f = bytes_of(&scratch, i);
+                assert!(l4_is_right(&f, l3 + tag, l4 + tag, false), "segment {i}");
+                assert_eq!(f[l4 + tag + 20..end + tag], bytes[l4 + 20..end]);
+                payload.extend_from_slice(&f[end + tag..]);
+            }
+            assert_eq!(payload, bytes[end..]);
         }
     }
 

@@ -416,14 +416,18 @@ impl<T: Copy + Default> Wfq<T> {
         loop {
             let queue = self.eevdf.pick()?;
             let lane = self.lanes.get_mut(queue)?;
-            let ahead = lane.is_ahead_next();
-            let frame = lane.frames_in(ahead, self.flows.get_mut(queue)).pop(&mut self.pool)?;
+            let (ahead, most) = (lane.is_ahead_next(), lane.depth.wait);
+            let mut line = lane.frames_in(ahead, self.flows.get_mut(queue));
+            let frame = line.pop(&mut self.pool)?;
+            let waited = now.saturating_sub(frame.since);
+            let late = waited > most;
+            if late {
+                line.give_back(frame.bytes);
+            }
             self.len -= 1;
             lane.passed = if ahead { lane.passed.saturating_add(frame.bytes) } else { 0 };
             let ahead = lane.is_ahead_next();
             let head = lane.frames_in(ahead, self.flows.get_mut(queue)).head(&self.pool);
-            let waited = now.saturating_sub(frame.since);
-            let late = waited > lane.depth.wait;
             if !late {
                 let free = lane.credit.min(frame.bytes);
                 lane.credit -= free;
@@ -685,6 +689,24 @@ mod tests {
         add(&mut wfq, 1, 0);
         let mut rest = core::iter::from_fn(|| wfq.next(Nanos(0), |_, _| unreachable!("the same")));
         assert_eq!(rest.find(|next| next.queue == 1).map(|next| next.item), Some(0));
+    }
+
+    #[test]
+    fn late_frames_take_no_turns_of_their_flow() {
+        let depth = Depth { bytes: 100_000, wait: Nanos(1_000) };
+        let (mut wfq, now) = (Wfq::with_flows(1, 100, depth, 8), Nanos(2_000));
+        let mut add = |flow: u32, item: u32, at, frames| {
+            (0..frames).for_each(|_| {
+                wfq.offer((0, false), flow << 29, (item, 1_500), at).unwrap();
+            });
+        };
+        add(1, 0, Nanos(0), 10);
+        add(1, 1, now, 4);
+        add(2, 2, now, 4);
+        let mut late = Vec::new();
+        let next = || wfq.next(now, |_, item| late.push(item)).map(|next| next.item);
+        let order: Vec<u32> = std::iter::from_fn(next).collect();
+        assert_eq!((late, &order[..4], order.len()), (vec![0; 10], &[1, 1, 2, 2][..], 8));
     }
 
     #[test]

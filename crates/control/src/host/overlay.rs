@@ -104,8 +104,8 @@ struct Limits {
     /// Limit on the sending rate of the tenant if the tenant has its own queue. Frames above the
     /// limit wait in this queue ([`Wfq::queue_ceilings`]).
     ceiling: BitsPerSecond,
-    /// Limit on the sending rate of the tenant if the uplink has a free lane. Frames above the limit
-    /// wait in the lane, which is a separate queue at the uplink ([`Wfq::ceilings`]).
+    /// Limit on the sending rate of the tenant if the uplink has a free lane. Frames above the
+    /// limit wait in the lane, which is a separate queue at the uplink ([`Wfq::ceilings`]).
     lane: BitsPerSecond,
     /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
     /// frames of the tenant above its limit on the sending rate.

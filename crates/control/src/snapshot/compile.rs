@@ -157,10 +157,10 @@ impl Compiler {
         self.pairs.clone()
     }
 
-    /// Sets the rates, limits, weights and code points of `config` on the queues. The argument
-    /// `config` must be the configuration that the compiler compiled last.
+    /// Sets the rates, limits, weights, code points and pairs of `config` on the queues. The
+    /// argument `config` must be the configuration that the compiler compiled last.
     pub(crate) fn pace(&self, config: &HostConfig) {
-        self.queues.pace(config, &self.ids, &self.receive_policers);
+        self.queues.pace(config, &self.ids, &self.receive_policers, self.pairs.as_ref());
     }
 
     /// Returns a compiler for a host with `workers` workers. Each worker counts the hits of rules

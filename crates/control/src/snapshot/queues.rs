@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_dataplane::queue::{LaneReading, QueueHome};
+use penstock_qos::pair_table::PairTable;
 use penstock_units::Weight;
 
 use super::egress_policers::ReceivePolicers;
@@ -34,18 +35,31 @@ impl QueueTable {
         Self(queues.collect())
     }
 
-    /// Sets the rates, limits, weights and code points of `config` on the ports' queues.
-    pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable, limits: &ReceivePolicers) {
+    /// Sets the rates, limits, weights and code points of `config` on the ports' queues, and sets
+    /// `pairs` on the queue of the fabric's uplink.
+    pub(super) fn pace(
+        &self,
+        config: &HostConfig,
+        ids: &IdTable,
+        limits: &ReceivePolicers,
+        pairs: Option<&Arc<PairTable>>,
+    ) {
+        let uplink = config.fabric.as_ref().map(|fabric| &fabric.uplink);
+        let mut lines = false;
         for port in &config.ports {
             if let (Some(terms), Some(home)) = (config.queued(port), self.0.get(&port.name)) {
                 home.set_pacing(terms.pacing);
                 home.set_limit(limits.of(&port.name).filter(|limit| limit.waits()));
+                lines |= home.set_pairs(pairs.filter(|_| uplink == Some(&port.name)));
                 let old = home.classes();
                 let classes = port.classes(|tenant| ids.tenant(tenant), &old);
                 if let Some(classes) = classes.filter(|new| **new != *old) {
                     home.set_classes(classes);
                 }
             }
+        }
+        if let Some(pairs) = pairs {
+            pairs.set_lines(lines);
         }
     }
 

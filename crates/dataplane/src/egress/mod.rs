@@ -102,7 +102,7 @@ pub struct Egress {
     outputs: Vec<u16>,
     finisher: Finisher,
     waiting: Waiting,
-    /// Room for markers; `None` if no port has pairs.
+    /// Room for markers; `None` while egress sends some.
     markers: Option<Box<Batch>>,
     /// Captures that operators run. The methods with the parameter `SEEN` exist twice, so that a
     /// worker without captures never asks for them.
@@ -195,7 +195,7 @@ impl Egress {
             outputs: Vec::with_capacity(ports),
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
-            markers: None,
+            markers: Some(Batch::new()),
             captures: Captures::new(),
             mirrors: false,
             watched: false,

@@ -25,7 +25,7 @@ use penstock_qos::pair_table::{Delayed, PairKey, PairLimits, PairTable, Sending}
 use penstock_qos::policer::Size;
 use penstock_units::{Nanos, PortId};
 
-use super::{ALL, Around, Delivery, Egress, List, Way, mark};
+use super::{ALL, Around, Delivery, Egress, List, Way, account, mark};
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
 use crate::congestion::{Signal, signal};
 use crate::headers::{dscp_of, is_ect, is_pure_ack};
@@ -70,15 +70,6 @@ struct Metered {
 }
 
 impl Egress {
-    /// Makes room for markers if an output has pairs.
-    pub(crate) fn set_pairs(&mut self, pairs: bool) {
-        if !pairs {
-            self.markers = None;
-        } else if self.markers.is_none() {
-            self.markers = Some(Batch::new());
-        }
-    }
-
     /// Sends the listed frames to an output that leads out of the host.
     #[inline(never)]
     pub(super) fn leave<const SEEN: bool>(
@@ -99,14 +90,14 @@ impl Egress {
             }
             Some(table) => {
                 let now = self.waiting.now();
-                self.announce::<SEEN>(table, batch, way, frames, around, delivery);
+                self.announce::<SEEN>(table, batch, way, frames, around);
                 let metered = meter(table, way.0, (&mut *batch, frames), now, delivery);
                 let (frames, due) = (metered.passed.as_slice(), metered.due.as_slice());
                 if !frames.is_empty() {
                     self.send_marked::<SEEN>(batch, way, frames, around, delivery);
                 }
                 if !due.is_empty() {
-                    self.ask::<SEEN>(table, batch, way, due, around, delivery);
+                    self.ask::<SEEN>(table, batch, way, due, around);
                 }
                 if metered.late.len > 0 {
                     self.delay_marked(table, batch, way, &metered.late, around, delivery);
@@ -164,7 +155,6 @@ impl Egress {
         way: (PortId, u16, &PortPolicy),
         due: &[(u8, usize)],
         around: &mut Around<'_>,
-        delivery: &mut Delivery,
     ) {
         // Only a question that counts frames for rates must stay behind them.
         let ahead = table.limits() == PairLimits::Guarantees;
@@ -172,7 +162,7 @@ impl Egress {
             let question = table.question(slot)?;
             Some((frame, marker::question(batch.head(usize::from(frame)), &question, ahead)?))
         });
-        self.send_markers::<SEEN>(batch, way, &mut asked, around, delivery);
+        self.send_markers::<SEEN>(batch, way, &mut asked, around);
     }
 
     /// Announces the code points of the listed frames, which the host will overwrite, if the far
@@ -185,7 +175,6 @@ impl Egress {
         way: (PortId, u16, &PortPolicy),
         frames: &[u8],
         around: &mut Around<'_>,
-        delivery: &mut Delivery,
     ) {
         let (source, now) = (way.0.0, self.waiting.now());
         if around.snapshot.port(source).is_none_or(|policy| policy.dscp.is_none()) {
@@ -207,10 +196,12 @@ impl Egress {
             let marker = marker::announcement(head(i), flow, dscp)?;
             announces.then_some((i, marker))
         });
-        self.send_markers::<SEEN>(batch, way, &mut announced, around, delivery);
+        self.send_markers::<SEEN>(batch, way, &mut announced, around);
     }
 
-    /// Sends markers, each with the number of the frame in `batch` to which it belongs.
+    /// Sends and counts markers, each with the number of the frame in `batch` to which it belongs.
+    /// The delivery of the VM's own frames must not contain markers: a capture would show the loss
+    /// of a marker as the loss of a frame.
     #[inline(never)]
     fn send_markers<const SEEN: bool>(
         &mut self,
@@ -218,7 +209,6 @@ impl Egress {
         way: (PortId, u16, &PortPolicy),
         list: &mut dyn Iterator<Item = (u8, [u8; marker::LEN])>,
         around: &mut Around<'_>,
-        delivery: &mut Delivery,
     ) {
         let Some(mut markers) = self.markers.take() else { return };
         markers.clear();
@@ -233,13 +223,17 @@ impl Egress {
             markers.set_tagged(at, of.tagged);
         }
         if !markers.is_empty() {
-            let mut sent = Delivery { way: delivery.way, ..Delivery::default() };
+            let mut sent = Delivery { way: Way::Out, ..Delivery::default() };
             let whole = self.waiting.whole;
             self.pass_on::<SEEN>(&markers, way, &ALL[..markers.len()], around, &mut sent);
             self.waiting.whole = whole;
             // The sender's port did not send these frames, but its counters must add up.
             sent.replicated += markers.len() as u64;
-            delivery.add(&sent);
+            let all = around.counters;
+            let counters = |port: usize| all.get(port).and_then(Option::as_deref);
+            if let Some(source) = counters(way.0.index()) {
+                account(&sent, source, counters(way.1.into()));
+            }
         }
         self.markers = Some(markers);
     }

@@ -259,9 +259,12 @@ impl Egress {
                     delivery.waiting += 1;
                     wakes |= earlier;
                 }
-                Err(_) => {
+                Err(refused) => {
                     table.refuse(slot, pair_size(table, part, i));
-                    delivery.pair_limit += 1;
+                    match refused {
+                        Refused::Full | Refused::NoMemory => delivery.queue_full += 1,
+                        Refused::AbovePair => delivery.pair_limit += 1,
+                    }
                 }
             }
         };
@@ -415,14 +418,14 @@ impl Egress {
     }
 }
 
-/// Returns the description of port `source` for output queues: its number, its tenant and its
-/// weights.
+/// Returns the description of port `source` for output queues.
 pub(crate) fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
     let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
     Source {
         port: source.0,
         tenant: policy.and_then(|policy| policy.tenant).map_or(0, |tenant| tenant + 1),
         share: policy.map(|policy| policy.share).unwrap_or_default(),
+        shares: snapshot.shares(),
     }
 }
 

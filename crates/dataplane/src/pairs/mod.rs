@@ -23,7 +23,8 @@
 //! # Cost
 //!
 //! A worker calls [`arrive`] only for uplinks with pairs, so other ports pay for one comparison per
-//! batch.
+//! batch. With a table for guarantees, several frames in a row for one VM cost one atomic addition,
+//! and none if the VM's pairs are only measured.
 
 pub(crate) mod flow;
 pub(crate) mod marker;
@@ -63,6 +64,38 @@ pub(crate) fn destination(head: &[u8]) -> u64 {
     mac_at(head, 0)
 }
 
+/// Counts what arrives for the VMs of a table for guarantees. A run of frames for one VM changes
+/// the shared counter of the VM once.
+struct Arriving<'a> {
+    table: &'a PairTable,
+    /// Port of the VM of the last frame.
+    port: Option<u16>,
+    /// Whether the VM is under limits. Nobody reads the counters of other VMs.
+    is_limited: bool,
+    /// Bytes on a link of the run so far.
+    bytes: u32,
+}
+
+impl Arriving<'_> {
+    /// Counts a frame for the VM at `port`, which has `bytes` bytes on a link.
+    fn add(&mut self, port: u16, bytes: impl FnOnce() -> u32) {
+        if self.port != Some(port) {
+            self.end_run();
+            (self.port, self.is_limited) = (Some(port), self.table.is_limited(port));
+        }
+        if self.is_limited {
+            self.bytes = self.bytes.saturating_add(bytes());
+        }
+    }
+
+    fn end_run(&mut self) {
+        let bytes = core::mem::take(&mut self.bytes);
+        if let Some(port) = self.port.filter(|_| bytes > 0) {
+            self.table.arrived(port, bytes);
+        }
+    }
+}
+
 /// Counts the frames of a classified batch that arrived through the uplink `uplink`, restores their
 /// code points, and drops frames above the rate of their receiver. Intercepts markers: a question
 /// becomes an answer that leaves through the uplink. Markers to ports that lead out of the host
@@ -78,6 +111,7 @@ pub(crate) fn arrive(
 ) {
     let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
     let counts = table.limits() == PairLimits::Rates;
+    let mut arriving = Arriving { table, port: None, is_limited: false, bytes: 0 };
     for i in 0..batch.len() {
         let verdict = batch.at(i).verdict;
         if marker::is_marker(batch.head(i)) {
@@ -89,14 +123,14 @@ pub(crate) fn arrive(
         }
         restore(table, batch, i, receivers.code_point(verdict, uplink), now);
         let Verdict::Output(port) = verdict else { continue };
-        let (size, head) = (on_wire(batch, i), batch.head(i));
         if !counts {
-            table.arrived(port, link_bytes(size));
+            arriving.add(port, || link_bytes(on_wire(batch, i)));
             continue;
         }
         if !table.is_limited(port) {
             continue;
         }
+        let (size, head) = (on_wire(batch, i), batch.head(i));
         if table.receive(port, mac_at(head, 6), size, is_ce(head), now) {
             continue;
         }
@@ -106,6 +140,7 @@ pub(crate) fn arrive(
             own.count_refused_by(target, DropReason::PairReceiveLimit, 1);
         }
     }
+    arriving.end_run();
 }
 
 /// Reads marker `i`, which may be invalid. Returns the marker's verdict.
@@ -260,6 +295,23 @@ mod tests {
         };
         assert_eq!((answer.number, answer.received), (2, 0));
         assert_eq!(answer.part, BitsPerSecond(77));
+    }
+
+    #[test]
+    fn bytes_that_arrive_are_counted_for_vms_under_limits() {
+        let table = PairTable::with_limits(3, 1, PairLimits::Guarantees);
+        let rate = BitsPerSecond(8_000);
+        let rates = VmRates { default: rate, send: rate, receive: rate };
+        table.limit(VM, rates);
+        table.measure(OTHER_UPLINK, rates);
+        let mut batch = Batch::new();
+        for (i, port) in [VM, VM, OTHER_UPLINK, OTHER_UPLINK, VM].into_iter().enumerate() {
+            batch.push(&data(0), Offload::NONE).unwrap();
+            batch.frame_mut(i).verdict = Verdict::Output(port);
+        }
+        arrive(&table, &mut batch, UPLINK, Nanos(1), &counters(), &snapshot());
+        // A frame takes 24 bytes more on a link.
+        assert_eq!(table.arrivals().collect::<Vec<_>>(), [(VM, 3 * 1_024), (OTHER_UPLINK, 0)]);
     }
 
     /// A UDP packet of version 4 or 6 with a correct checksum, behind VLAN tags.

@@ -166,19 +166,14 @@ impl Lanes {
         lane.unwrap_or(queue)
     }
 
-    /// Adds a frame of `tenant` that waited before it could join a queue. The classes may have
-    /// changed since. Returns false if the queue has no room.
-    pub(super) fn push_late(&mut self, mut frame: Stored, tenant: Option<u16>, now: Nanos) -> bool {
-        let queue = self.queue_of(frame.class.dscp, tenant, now);
-        frame.class.queue = queue;
-        if frame.class.dscp != 0 {
-            self.count_if_unmapped(frame.class);
+    /// Returns the present class of a frame of `tenant` that waited before it could join a queue.
+    /// The classes may have changed since the frame got `class`.
+    pub(super) fn late_class(&mut self, class: Class, tenant: Option<u16>, now: Nanos) -> Class {
+        let class = Class { queue: self.queue_of(class.dscp, tenant, now), ..class };
+        if class.dscp != 0 {
+            self.count_if_unmapped(class);
         }
-        let queued = self.push(frame, now);
-        if !queued {
-            self.counters.refused(queue);
-        }
-        queued
+        class
     }
 
     /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code

@@ -22,6 +22,8 @@ pub(crate) struct Source {
     pub tenant: u16,
     /// Weights of the sender's tenant and of the sender's VM.
     pub share: ShareTerms,
+    /// Number of the weights and tenants of all senders ([`crate::snapshot::Snapshot::shares`]).
+    pub shares: u32,
 }
 
 /// The waiting frame that the output sends next.
@@ -173,12 +175,12 @@ impl Line {
     }
 
     /// Removes and returns a frame of the flow with the most waiting bytes, which makes room for
-    /// another frame of `source` and `class`. With fair shares, the flow is one of `source`, and
-    /// with several queues, one in the queue of `class`. Returns `None` if the output has no flow
-    /// queues, or if no such frame waits.
-    pub(super) fn evict(&mut self, (source, class): (&Source, Class)) -> Option<Stored> {
+    /// another frame of the port `source` and of `class`. With fair shares, the flow is one of
+    /// `source`, and with several queues, one in the queue of `class`. Returns `None` if the output
+    /// has no flow queues, or if no such frame waits.
+    pub(super) fn evict(&mut self, (source, class): (u16, Class)) -> Option<Stored> {
         match self {
-            Self::Fair(fair) if fair.flows => fair.share.evict(source.port.into()),
+            Self::Fair(fair) if fair.flows => fair.share.evict(source.into()),
             Self::Fifo(_) | Self::Fair(_) => None,
             Self::Wfq(lanes) => lanes.evict(class),
             Self::Flows(flows) => flows.evict(),
@@ -287,13 +289,6 @@ impl Line {
             Self::Fifo(_) | Self::Fair(_) | Self::Flows(_) => None,
         }
     }
-
-    /// Makes the queue read the weights of each source again, with the source's next frame.
-    pub(super) fn changed(&mut self) {
-        if let Self::Fair(fair) = self {
-            fair.generation = fair.generation.wrapping_add(1).max(1);
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -350,15 +345,14 @@ pub(super) struct Fair {
     bound: Bound,
     /// Whether each flow of a VM has its own queue.
     flows: bool,
-    /// Tenant of each source port, and value of `generation` when the queue last read the port's
-    /// weights. Generation 0 means that the port is not a member of the fair-share queue.
+    /// Tenant of each source port, and [`Source::shares`] when the queue last read the port's
+    /// weights. 0 means that the port is not a member of the fair-share queue.
     members: Box<[(u16, u32)]>,
     /// For each source port, the state of the early signals to its senders, and the length of its
     /// longest frame on the link, in bytes.
     early: Box<[(Codel, u32)]>,
     /// Number of member ports of each tenant, indexed by tenant.
     ports: Box<[u16]>,
-    generation: u32,
 }
 
 /// Parts of a VM's limits, of which each has [`PARTS`]: all, the part below which a VM that was
@@ -400,7 +394,6 @@ impl Fair {
             members: vec![(0, 0); ports].into_boxed_slice(),
             early: vec![Default::default(); ports].into_boxed_slice(),
             ports: vec![0; tenants].into_boxed_slice(),
-            generation: 1,
         }
     }
 
@@ -416,11 +409,11 @@ impl Fair {
     }
 
     /// Whether a frame of `source` that takes `wire` bytes on a link finds room. With
-    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`. With flow queues, no
-    /// VM has more frames than there are free places.
+    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`, or more frames than
+    /// there are free places.
     fn has_room(&mut self, source: &Source, wire: u32, free: u64, now: Nanos) -> bool {
         let vm = usize::from(source.port);
-        if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
+        if self.members.get(vm).is_none_or(|member| member.1 != source.shares) {
             self.join(source);
         }
         if self.share.room(vm, wire, now).is_err() {
@@ -432,13 +425,14 @@ impl Fair {
                 let (waiting, bytes) = self.share.backlog(vm);
                 let places = self.frames.saturating_sub(self.share.len());
                 let fits = memory_of(waiting, bytes) + u64::from(wire) <= free / 2;
-                waiting == 0 || fits && (!self.flows || waiting < places)
+                waiting == 0 || fits && waiting < places
             }
         }
     }
 
-    /// Reads the weights of a source, with its first frame after a snapshot. If tenant and weights
-    /// are unchanged, the join costs a few comparisons, and the schedule goes on as before.
+    /// Reads the weights of a source, with its first frame after weights or tenants changed. If
+    /// those of the source are unchanged, the join costs a few comparisons, and the schedule goes
+    /// on as before.
     #[cold]
     fn join(&mut self, source: &Source) {
         let (vm, tenant) = (usize::from(source.port), usize::from(source.tenant));
@@ -455,7 +449,7 @@ impl Fair {
             if self.members[vm].1 == 0 {
                 self.ports[tenant] += 1;
             }
-            self.members[vm] = (source.tenant, self.generation);
+            self.members[vm] = (source.tenant, source.shares);
         }
     }
 
@@ -486,10 +480,10 @@ impl Fair {
     }
 
     /// Sets the claim of a source ([`FairShare::claim`]). Reads the source's weights with its first
-    /// claim after a snapshot.
+    /// claim after weights or tenants changed.
     pub(super) fn claim(&mut self, source: &Source, bytes: u32) {
         let vm = usize::from(source.port);
-        if bytes > 0 && self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
+        if bytes > 0 && self.members.get(vm).is_none_or(|member| member.1 != source.shares) {
             self.join(source);
         }
         self.share.claim(vm, bytes);

@@ -30,6 +30,8 @@ pub(crate) enum Refused {
     Full,
     /// The memory that all queues share is full.
     NoMemory,
+    /// The frame exceeds the limit of its pair of VMs, and may not wait for it.
+    AbovePair,
 }
 
 /// Number of frames that signalled congestion and left the queue.
@@ -272,7 +274,7 @@ impl OutputQueue {
             if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
-            let frees = self.evict(memory, (source, class), lens.1, lost);
+            let frees = self.evict(memory, (source.port, class), lens.1, lost);
             evicted += frees.ok_or(Refused::Full)?;
         }
         if self.is_idle() {
@@ -305,15 +307,15 @@ impl OutputQueue {
         Ok(frame)
     }
 
-    /// Removes a waiting frame, to make room for a frame of `source` and `class` with `wire` bytes
-    /// on a link. Returns the bytes of the removed frame on a link. Returns `None` if the output's
-    /// order removes no waiting frames for others, if no frame waits, or if the new frame finds no
-    /// room at all.
+    /// Removes a waiting frame, to make room for a frame of a source port and class with `wire`
+    /// bytes on a link. Returns the bytes of the removed frame on a link. Returns `None` if the
+    /// output's order removes no waiting frames for others, if no frame waits, or if the new frame
+    /// finds no room at all.
     #[cold]
     fn evict(
         &mut self,
         memory: &mut Memory<'_>,
-        of: (&Source, Class),
+        of: (u16, Class),
         wire: u32,
         lost: &mut impl FnMut(u16, DropReason),
     ) -> Option<u32> {
@@ -700,27 +702,30 @@ impl OutputQueue {
         }
     }
 
-    /// Rereads the sources' weights, because the worker has a new snapshot, and adopts the changes
-    /// of the queue's home. If the home has not changed, the call reads only its number of changes.
-    /// Returns true if the frames may now be due at another time.
-    pub(crate) fn adopt(&mut self, home: &QueueHome, now: Nanos) -> bool {
+    /// Adopts the changes of the queue's home. If the home has not changed, the call reads only its
+    /// number of changes. Calls `lost` with the source of each frame that waits for a pair of a
+    /// former table. Returns true if the frames may now be due at another time.
+    pub(crate) fn adopt(
+        &mut self,
+        home: &QueueHome,
+        memory: &mut Memory<'_>,
+        now: Nanos,
+        lost: &mut impl FnMut(u16),
+    ) -> bool {
         let changes = home.changes();
         if core::mem::replace(&mut self.adopted, changes) == changes {
-            self.line.changed();
             return false;
+        }
+        if home.has_other_lines(self.pair_lines.as_deref()) {
+            self.clear_delayed(memory, lost);
+            home.exchange_lines(&mut self.pair_lines);
         }
         self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
-    /// Makes the queue read the weights of each source again, with the source's next frame.
-    pub(crate) fn reread_shares(&mut self) {
-        self.line.changed();
-    }
-
-    /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames
-    /// keep their places in the queue. If `pacing` is of another kind, the pacing stays unchanged,
-    /// because a change of the kind needs a new queue. Returns true if the frames may now be due at
-    /// another time.
+    /// Sets the output's pacing, limit and classes. Waiting frames keep their places in the queue.
+    /// If `pacing` is of another kind, the pacing stays unchanged, because a change of the kind
+    /// needs a new queue. Returns true if the frames may now be due at another time.
     pub(crate) fn change(
         &mut self,
         pacing: Pacing,
@@ -728,7 +733,6 @@ impl OutputQueue {
         classes: Arc<Classes>,
         now: Nanos,
     ) -> bool {
-        self.line.changed();
         let same = match (&self.limit, &limit) {
             (Some(old), Some(new)) => old.is(new),
             (old, new) => old.is_none() && new.is_none(),

@@ -24,7 +24,7 @@
 //!
 //! A frame that waits costs two changes of a list, and a line with new frames two operations of the
 //! heap. Outputs without such pairs have no lines. The lines allocate memory only when they are
-//! created.
+//! created, and the control plane creates and frees them ([`super::QueueHome::set_pairs`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -123,10 +123,6 @@ impl PairLines {
             due: BinaryHeap::with_capacity(PAIRS_MAX),
             listings: 0,
         }
-    }
-
-    pub(super) fn table(&self) -> &PairTable {
-        &self.table
     }
 
     /// Whether the pairs are those of `table`.

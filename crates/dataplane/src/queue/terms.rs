@@ -1,13 +1,15 @@
 //! A snapshot contains the configuration of each output queue.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_qos::egress_policer::EgressPolicer;
 use penstock_qos::fair_share::Bound;
+use penstock_qos::pair_table::{PairLimits, PairTable};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
+use super::pair_lines::PairLines;
 use super::{Classes, LaneCounters, OutputQueue};
 
 /// The order in which an output sends its waiting frames.
@@ -122,17 +124,29 @@ pub struct ShareTerms {
     pub vm: Weight,
 }
 
+/// The pairs of VMs at an output, and lines for frames that wait for their limits.
+#[derive(Debug, Default)]
+struct HomePairs {
+    table: Option<Arc<PairTable>>,
+    /// Lines for the pairs that the queue has not taken yet, or lines for former pairs that the
+    /// queue has given back.
+    spare: Option<Box<PairLines>>,
+}
+
 /// Place from which a worker takes the queue of an output. The control plane allocates the queue
 /// and its memory. The worker that gets the port takes the queue, and returns the queue when the
 /// port leaves.
 #[derive(Debug)]
 pub struct QueueHome {
     terms: QueueTerms,
+    /// Number of source ports.
+    ports: usize,
     pacing: Mutex<Pacing>,
     classes: Mutex<Arc<Classes>>,
     limit: Mutex<Option<Arc<EgressPolicer>>>,
-    /// Number of changes of `pacing`, `classes` and `limit`. With each snapshot, the worker reads
-    /// these values again only if the number of changes is another one.
+    pairs: Mutex<HomePairs>,
+    /// Number of changes of `pacing`, `classes`, `limit` and `pairs`. With each snapshot, the
+    /// worker reads these values again only if the number of changes is another one.
     changes: AtomicU32,
     lanes: Option<Arc<LaneCounters>>,
     queue: Mutex<Option<Box<OutputQueue>>>,
@@ -164,9 +178,11 @@ impl QueueHome {
         };
         Arc::new(Self {
             terms,
+            ports,
             pacing: Mutex::new(terms.pacing),
             classes: Mutex::default(),
             limit: Mutex::default(),
+            pairs: Mutex::default(),
             changes: AtomicU32::new(1),
             lanes: kept.or(lanes),
             queue: Mutex::new(Some(Box::new(queue))),
@@ -198,6 +214,48 @@ impl QueueHome {
             *old = limit;
             self.note_change();
         }
+    }
+
+    /// Sets the pairs of VMs for whose limits frames wait, from the next snapshot on. Allocates the
+    /// lines for their frames, and frees lines that the queue has given back. Frames wait only at
+    /// an output with [`Order::Wfq`], and only for limits to guarantees. Returns whether they do.
+    pub fn set_pairs(&self, table: Option<&Arc<PairTable>>) -> bool {
+        let limits = |table: &&Arc<PairTable>| table.limits() == PairLimits::Guarantees;
+        let table = table.filter(limits).filter(|_| self.terms.order == Order::Wfq);
+        let former = self.lock_pairs().table.clone();
+        let same = former.as_ref().map(Arc::as_ptr) == table.map(Arc::as_ptr);
+        let new = table.filter(|_| !same).map(|table| Box::new(PairLines::new(table, self.ports)));
+        let mut pairs = self.lock_pairs();
+        let gone = if same {
+            pairs.spare.take_if(|spare| table.is_none_or(|table| !spare.is_of(table)))
+        } else {
+            pairs.table = table.cloned();
+            core::mem::replace(&mut pairs.spare, new)
+        };
+        // A worker may wait for the lock, so memory is freed without it.
+        drop(pairs);
+        drop(gone);
+        if !same {
+            self.note_change();
+        }
+        table.is_some()
+    }
+
+    fn lock_pairs(&self) -> MutexGuard<'_, HomePairs> {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `lines`, which the queue has, are not those of the home's pairs.
+    pub(super) fn has_other_lines(&self, lines: Option<&PairLines>) -> bool {
+        match (&self.lock_pairs().table, lines) {
+            (Some(table), Some(lines)) => !lines.is_of(table),
+            (table, lines) => table.is_some() || lines.is_some(),
+        }
+    }
+
+    /// Gives the lines of the home's pairs to the queue, and takes back those that it has.
+    pub(super) fn exchange_lines(&self, lines: &mut Option<Box<PairLines>>) {
+        core::mem::swap(lines, &mut self.lock_pairs().spare);
     }
 
     fn note_change(&self) {

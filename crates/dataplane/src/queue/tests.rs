@@ -102,7 +102,7 @@ fn terms(order: Order, excess: Excess) -> QueueTerms {
 
 fn source(port: u16) -> Source {
     let tenant = if port == 4 { 3 } else { port % 2 };
-    Source { port, tenant, share: ShareTerms::default() }
+    Source { port, tenant, share: ShareTerms::default(), shares: 1 }
 }
 
 /// Returns a frame that contains the number of its sending port, a frame number, and the DSCP of
@@ -166,6 +166,8 @@ struct Bench {
     now: Nanos,
     number: u32,
     held: bool,
+    /// Number of the sources' weights.
+    shares: u32,
 }
 
 impl Bench {
@@ -175,7 +177,8 @@ impl Bench {
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
         let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
         queue.change(terms.pacing, None, classes([1; 4], held), Nanos(1));
-        Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0, held }
+        let (waits, now) = (BTreeMap::new(), Nanos(1));
+        Self { queue, store, port, waits, now, number: 0, held, shares: 1 }
     }
 
     fn come(&mut self, port: u16, len: usize) {
@@ -183,7 +186,8 @@ impl Bench {
         batch.push(&frame(port, self.number, len), Offload::NONE).expect("one frame fits");
         let memory = &mut Memory::of(&mut self.store, &mut self.port);
         let lost = &mut |_, _| unreachable!("no other frame makes room");
-        if self.queue.push(memory, (&batch, 0), &source(port), self.now, lost).is_ok() {
+        let from = Source { shares: self.shares, ..source(port) };
+        if self.queue.push(memory, (&batch, 0), &from, self.now, lost).is_ok() {
             self.waits.entry(port).or_default().push_back(self.number);
         }
         self.number += 1;
@@ -599,15 +603,27 @@ fn short_frames_count_with_their_memory() {
     assert_eq!((bench.queue.len(), bench.free()), (waiting + 300, 0));
 }
 
+#[test]
+fn a_vm_that_floods_leaves_places_to_others_also_if_its_frames_are_dropped() {
+    let plain = terms(Order::FairShare, Excess::Drop);
+    let bound = Bound { bytes: 8 << 20, ..plain.bound };
+    let mut bench = Bench::new(QueueTerms { bound, ..plain }, false, false);
+    bench.store = FrameStore::new(1_000);
+    (0..100).for_each(|_| bench.come(3, 60));
+    assert_eq!(bench.queue.len(), 32, "half of the places");
+    (0..100).for_each(|_| bench.come(2, 60));
+    assert_eq!(bench.queue.len(), 48, "half of the rest");
+}
+
 /// Sends frames of three tenants one by one, and returns their source ports. If `renewed` is true,
-/// the worker gets a snapshot with the same weights before each frame.
+/// the worker gets a snapshot with other weights of other sources before each frame.
 fn sources(renewed: bool) -> Vec<u16> {
     let terms = QueueTerms { pacing: Pacing::None, ..terms(Order::FairShare, Excess::Hold) };
     let mut bench = Bench::new(terms, false, false);
     let mut left = Vec::new();
     for _ in 0..300 {
         if renewed {
-            bench.queue.change(Pacing::None, None, Arc::default(), bench.now);
+            bench.shares += 1;
         }
         for port in [1_u16, 2, 4] {
             while bench.waits.get(&port).map_or(0, VecDeque::len) < 3 {
@@ -633,22 +649,27 @@ fn a_snapshot_with_the_same_weights_changes_no_departure() {
 #[test]
 fn a_queue_adopts_each_change_of_its_home_once() {
     let home = QueueHome::new(terms(Order::Fifo, Excess::Drop), 8, 8);
-    let mut queue = home.take().expect("nobody has taken it");
-    assert!(!queue.adopt(&home, Nanos(1)), "nothing is new");
+    let mut queue = *home.take().expect("nobody has taken it");
+    let mut store = FrameStore::new(1);
+    let mut adopt = |queue: &mut OutputQueue, at| {
+        let memory = &mut Memory::of(&mut store, &mut []);
+        queue.adopt(&home, memory, Nanos(at), &mut |_| unreachable!("no frame waits"))
+    };
+    assert!(!adopt(&mut queue, 1), "nothing is new");
     let faster = Pacing::Link(BitsPerSecond(200_000_000));
     home.set_pacing(faster);
-    assert!(queue.adopt(&home, Nanos(2)) && queue.terms().pacing == faster);
+    assert!(adopt(&mut queue, 2) && queue.terms().pacing == faster);
     home.set_pacing(faster);
-    assert!(!queue.adopt(&home, Nanos(3)), "the same rate");
+    assert!(!adopt(&mut queue, 3), "the same rate");
     let rate = Some((BitsPerSecond(8_000_000), 1_000));
     let meter = Meter::new(Terms { bytes: rate, waits: true, ..Terms::default() });
     let limit = Arc::new(EgressPolicer::new(meter, None, Sharing::Strict));
     home.set_limit(Some(Arc::clone(&limit)));
-    assert!(queue.adopt(&home, Nanos(4)));
+    assert!(adopt(&mut queue, 4));
     home.set_limit(Some(limit));
-    assert!(!queue.adopt(&home, Nanos(5)), "the same limit");
+    assert!(!adopt(&mut queue, 5), "the same limit");
     home.set_limit(None);
-    assert!(queue.adopt(&home, Nanos(6)));
+    assert!(adopt(&mut queue, 6));
 }
 
 #[test]

@@ -19,6 +19,7 @@
 //! A worker visits the ports of [`Changes::ports`]. If only one port's weight changed, the worker's
 //! time does not depend on the number of ports.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use penstock_units::PortId;
@@ -41,7 +42,7 @@ pub(crate) struct Changes {
 }
 
 /// Relation of a snapshot to the snapshot before it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lineage {
     /// The compared snapshot and the differences. `None` if the snapshot was not compared.
     changes: Option<(Weak<Snapshot>, Changes)>,
@@ -49,6 +50,18 @@ pub(super) struct Lineage {
     /// indexed by port number. 0 for a port without a queue. Empty if the snapshot was not
     /// compared.
     queues: Box<[u32]>,
+    /// See [`Snapshot::shares`].
+    shares: u32,
+}
+
+impl Default for Lineage {
+    /// Returns the lineage of a snapshot that was not compared, whose shares may differ from those
+    /// of all others.
+    fn default() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let shares = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
+        Self { changes: None, queues: Box::default(), shares }
+    }
 }
 
 impl Clone for Lineage {
@@ -192,8 +205,25 @@ impl Snapshot {
             }
         }
         changes.ports = ports.into_boxed_slice();
-        new.lineage = Lineage { changes: Some((Arc::downgrade(old), changes)), queues };
+        let shares = if changes.shares { new.lineage.shares } else { old.lineage.shares };
+        new.lineage = Lineage { changes: Some((Arc::downgrade(old), changes)), queues, shares };
         Arc::new(new)
+    }
+
+    /// Returns a number of the ports' tenants and weights at shared outputs, which is not 0.
+    /// Snapshots with the same number have the same tenants and weights.
+    #[inline]
+    pub(crate) const fn shares(&self) -> u32 {
+        self.lineage.shares
+    }
+
+    /// Returns the ports that a worker visits for this snapshot, if the worker's present snapshot
+    /// is the compared one: all ports if this snapshot was not compared.
+    pub(crate) fn visited(&self) -> impl Iterator<Item = PortId> + '_ {
+        let changed = self.lineage.changes.as_ref().map(|(_, changes)| &*changes.ports);
+        let all = if changed.is_none() { self.ports.len() } else { 0 };
+        let all = (0..all).filter_map(|at| u16::try_from(at).ok().map(PortId));
+        changed.unwrap_or_default().iter().copied().chain(all)
     }
 
     /// Returns the differences between the snapshot `old` and this snapshot. Returns `None` if the
@@ -270,6 +300,8 @@ mod tests {
         assert!(changes.decisions && changes.shares && changes.ranks);
         let fewer = snapshot(policies()).following(&more);
         assert_eq!(*fewer.changes_since(&more).unwrap().ports, [PortId(PORTS)]);
+        assert_eq!(fewer.visited().collect::<Vec<_>>(), [PortId(PORTS)]);
+        assert_eq!(old.visited().count(), usize::from(PORTS), "it was not compared");
     }
 
     #[test]
@@ -281,6 +313,26 @@ mod tests {
         assert!(new.changes_since(&new).is_none());
         assert!(Snapshot::clone(&new).changes_since(&old).is_none());
         assert!(old.changes_since(&new).is_none());
+    }
+
+    #[test]
+    fn shares_keep_their_number_until_a_weight_or_a_tenant_changes() {
+        let old = snapshot(policies());
+        let mut faster = policies();
+        faster[2].qos.weight = Weight::new(7).unwrap();
+        let same = snapshot(faster).following(&old);
+        assert_eq!(same.shares(), old.shares());
+        let changes: [fn(&mut PortPolicy); 2] =
+            [|port| port.share.vm = Weight::new(7).unwrap(), |port| port.tenant = None];
+        for change in changes {
+            let mut new = policies();
+            change(&mut new[2]);
+            let new = snapshot(new).following(&same);
+            assert_ne!(new.shares(), old.shares());
+        }
+        let copy = Snapshot::clone(&same);
+        assert_ne!(copy.shares(), same.shares(), "its owner may change it");
+        assert_eq!(Arc::new(copy).following(&same).shares(), old.shares());
     }
 
     #[test]

@@ -498,12 +498,6 @@ impl Snapshot {
         !self.mirrors.is_empty()
     }
 
-    /// Whether a port has pairs of VMs with their own rates.
-    #[must_use]
-    pub const fn has_pairs(&self) -> bool {
-        self.pairs
-    }
-
     /// Returns the pairs of VMs with their own rates, if a port has pairs.
     #[must_use]
     pub fn pair_table(&self) -> Option<&Arc<PairTable>> {

@@ -17,14 +17,16 @@
 //! guest without TSO would have sent, so the later stages treat each part like such a frame. The
 //! cutter thus holds at most one batch of a port, and the guest's other frames wait in its rings.
 //!
-//! The cutter cuts only a segment whose metadata agrees with its headers, and whose headers fit
-//! into the private head of a frame. Other frames pass as they are, and classification drops the
-//! invalid ones with their reason.
+//! The cutter cuts only a segment whose metadata agrees with its headers. Other frames pass as they
+//! are, and classification drops the invalid ones with their reason.
 //!
 //! # Cost
 //!
 //! Cutting costs two copies of a segment, one of them within the cache, and the checksums of its
-//! parts. A port without a shaper and without a slow limit has no cutter.
+//! parts. A port without a shaper and without a slow limit has no cutter. A cutter has 220 KB of
+//! memory, which the control plane allocates and frees ([`Spares`]).
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use penstock_units::{Nanos, PortId, QueueId};
 
@@ -129,6 +131,55 @@ impl Cutter {
         }
         key_of(held, i, port)?;
         self.segmenter.begin(held, i, usize::MAX).ok()
+    }
+}
+
+/// Cutters that no port uses. The control plane allocates them before a request that may need some,
+/// and frees those that are left before a later request, so the worker's thread does neither.
+#[derive(Default)]
+#[allow(clippy::vec_box, reason = "a cutter moves between the list and its port in its box")]
+pub(super) struct Spares(Mutex<Vec<Box<Cutter>>>);
+
+impl core::fmt::Debug for Spares {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Spares").finish_non_exhaustive()
+    }
+}
+
+impl Spares {
+    /// Changes the number of spare cutters to `count`.
+    pub fn provide(&self, count: usize) {
+        let missing = count.saturating_sub(self.lock().len());
+        let mut new: Vec<_> = (0..missing).map(|_| Box::new(Cutter::new())).collect();
+        let mut spares = self.lock();
+        spares.append(&mut new);
+        let kept = count.min(spares.len());
+        let rest = spares.split_off(kept);
+        // A worker may wait for the lock, so memory is freed without it.
+        drop(spares);
+        drop(rest);
+    }
+
+    /// Takes a spare cutter, or allocates one if there is none.
+    pub fn take(&self) -> Box<Cutter> {
+        let spare = self.lock().pop();
+        spare.unwrap_or_else(|| Box::new(Cutter::new()))
+    }
+
+    /// Takes back a cutter that holds no frames.
+    pub fn put(&self, cutter: Box<Cutter>) {
+        self.lock().push(cutter);
+    }
+
+    /// Number of spare cutters.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    #[allow(clippy::vec_box, reason = "as in the type")]
+    fn lock(&self) -> MutexGuard<'_, Vec<Box<Cutter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

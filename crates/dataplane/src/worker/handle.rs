@@ -7,6 +7,8 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
+use super::cutter::Spares;
+use super::shaping::needs_cutter;
 use super::{Reply, Request, Worker};
 use crate::capture::{BUFFER_BYTES, CaptureTerms, Tally};
 use crate::classify::{FdbRecord, Station};
@@ -87,6 +89,7 @@ pub struct WorkerHandle {
     second: Arc<AtomicU32>,
     doorbell: Arc<Doorbell>,
     directory: Arc<Directory>,
+    spares: Arc<Spares>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -105,9 +108,19 @@ impl WorkerHandle {
         let mailbox = Mailbox { requests: receiver, posted: Arc::clone(&posted) };
         let (counters, second) = (worker.counters(), worker.coarse_clock());
         let (doorbell, directory) = (worker.doorbell(), worker.directory());
-        let thread = Arc::default();
-        let handle =
-            Self { id, requests, posted, counters, max_ports, second, doorbell, directory, thread };
+        let (spares, thread) = (worker.spares(), Arc::default());
+        let handle = Self {
+            id,
+            requests,
+            posted,
+            counters,
+            max_ports,
+            second,
+            doorbell,
+            directory,
+            spares,
+            thread,
+        };
         (handle, mailbox)
     }
 
@@ -119,6 +132,11 @@ impl WorkerHandle {
     /// caller may free the request's memory only after the worker has returned the memory. The
     /// watchdog reports a worker that does not answer.
     pub(super) fn ask(&self, request: Request) -> Result<Reply, WorkerError> {
+        match &request {
+            Request::Attach(..) | Request::Adopt(_) => self.spares.provide(1),
+            Request::Swap(new) => self.provide_for(new),
+            _ => {}
+        }
         let gone = || WorkerError::Gone(self.id);
         let (reply, answer) = bounded(1);
         self.requests.send(Envelope { request, reply }).map_err(|_| gone())?;
@@ -127,6 +145,13 @@ impl WorkerHandle {
             Reply::Refused(error) => Err(error),
             reply => Ok(reply),
         }
+    }
+
+    /// Allocates the cutters that the worker may need for a new snapshot.
+    pub(super) fn provide_for(&self, new: &Snapshot) {
+        let is_here = |port: &PortId| self.directory.owners(*port) >> self.id.0 & 1 != 0;
+        let cuts = |port: &PortId| new.port(port.0).is_some_and(|policy| needs_cutter(policy));
+        self.spares.provide(new.visited().filter(|port| is_here(port) && cuts(port)).count());
     }
 
     #[must_use]

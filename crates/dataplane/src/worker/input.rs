@@ -10,6 +10,7 @@ use super::aside::Why;
 use super::bill::Taken;
 use super::clock::Clock;
 use super::context::Context;
+use super::cutter::Spares;
 use super::roster::{Event, Roster};
 use super::sampler::Sampler;
 use super::shaping::{Gates, Holder, Limits, SOON};
@@ -105,6 +106,11 @@ impl Input {
     /// Sets the pairs of VMs with their own rates.
     pub fn set_pairs(&mut self, pairs: Option<&Arc<PairTable>>) {
         self.pairs = pairs.cloned();
+    }
+
+    /// Returns the cutters that no port uses.
+    pub fn spares(&self) -> Arc<Spares> {
+        Arc::clone(self.gates.spares())
     }
 
     /// Returns the shapers and rate limits of all ports.
@@ -450,10 +456,7 @@ impl Input {
     ) {
         let policy = ctx.policy(port);
         let terms = policy.and_then(|policy| policy.shape);
-        let own = policy.and_then(|policy| policy.ingress_policer.clone());
-        let network = policy.and_then(|policy| policy.tenant_policer.clone());
-        let network = network.filter(|limit| limit.waits());
-        let gone = self.gates.set(port, terms.as_ref(), Limits { own, network });
+        let gone = self.gates.set(port, terms.as_ref(), Limits::of(policy));
         if let Some(apart) = self.apart.get_mut(port.index()) {
             apart.cut = self.gates.cuts(port) || self.gates.holds(port);
             apart.waits = self.gates.has_early(port);

@@ -42,7 +42,6 @@ impl<C: CycleCounter> Worker<C> {
     pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
         let old = core::mem::replace(&mut self.ctx.snapshot, Arc::clone(&new));
         self.ctx.egress.set_mirrors(new.has_mirrors());
-        self.ctx.egress.set_pairs(new.has_pairs());
         self.input.set_pairs(new.pair_table());
         self.swapped = match new.changes_since(&old).filter(|_| !self.outputs.lacks_queue()) {
             Some(changes) => self.adopt_changes(&old, &new, changes),
@@ -63,9 +62,6 @@ impl<C: CycleCounter> Worker<C> {
             self.input.on_snapshot(new);
         } else {
             self.input.on_like_snapshot(old.generation, new);
-        }
-        if changes.shares {
-            self.outputs.reread_shares(&mut self.ctx);
         }
         let all = self.ctx.ports.len();
         for port in changes.ports.iter().copied().filter(|port| port.index() < all) {

@@ -488,15 +488,6 @@ impl Outputs {
         self.lacks_queue = false;
     }
 
-    /// Makes the shared outputs read the weights of each source again.
-    pub fn reread_shares<C: CycleCounter>(&self, ctx: &mut Context<C>) {
-        for port in &self.by_share {
-            if let Some(queue) = ctx.ports[port.index()].output.as_deref_mut() {
-                queue.reread_shares();
-            }
-        }
-    }
-
     /// Gives a port the output queue that the new snapshot contains for the port, or removes the
     /// port's output queue.
     pub fn place_queue<C: CycleCounter>(
@@ -514,11 +505,8 @@ impl Outputs {
             _ => false,
         };
         if same {
-            let changed = match (ctx.ports[at].output.as_deref_mut(), &self.homes[at]) {
-                (Some(queue), Some(home)) => queue.adopt(home, now),
-                _ => false,
-            };
-            place_pairs(ctx, port);
+            let Some(home) = &self.homes[at] else { return };
+            let changed = adopt(ctx, port, home, now);
             if changed && matches!(self.stands[at], Stand::Waits | Stand::Held) {
                 roster.cancel(Event::Output(port));
                 self.make_ready(ctx, roster, port);
@@ -528,17 +516,16 @@ impl Outputs {
         let wanted = wanted.cloned();
         self.take_queue(ctx, roster, port);
         let Some(home) = wanted else { return };
-        let Some(mut queue) = home.take() else {
+        let Some(queue) = home.take() else {
             self.lacks_queue = true;
             return;
         };
-        queue.adopt(&home, now);
         if queue.terms().order == Order::FairShare {
             self.by_share.push(port);
         }
         ctx.ports[at].output = Some(queue);
+        adopt(ctx, port, &home, now);
         self.homes[at] = Some(home);
-        place_pairs(ctx, port);
     }
 
     /// Empties a port's output queue and returns the queue to its home.
@@ -597,11 +584,12 @@ impl Outputs {
         port: PortId,
     ) {
         self.leave(ctx, roster, port);
-        for other in 0..ctx.ports.len() {
-            let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[other] else {
+        // Only these outputs drop the frames of a source that leaves.
+        for &target in &self.by_share {
+            let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[target.index()]
+            else {
                 continue;
             };
-            let target = PortId(u16::try_from(other).unwrap_or(u16::MAX));
             let counters = &ctx.port_counters;
             let (store, captures) = ctx.egress.store_and_captures();
             queue.forget(&mut Memory::of(store, queues), port.0, |source| {
@@ -613,16 +601,21 @@ impl Outputs {
     }
 }
 
-/// Lets frames wait at the output of a port for the limits of their pairs, if the port has pairs.
-fn place_pairs<C: CycleCounter>(ctx: &mut Context<C>, port: PortId) {
-    let table = ctx.policy(port).and_then(|policy| policy.pairs.clone());
-    let (counters, ports) = (&ctx.port_counters, ctx.ports.len());
+/// Lets the output queue of a port adopt the changes of its home. Returns true if the frames may
+/// now be due at another time.
+fn adopt<C: CycleCounter>(
+    ctx: &mut Context<C>,
+    port: PortId,
+    home: &QueueHome,
+    now: Nanos,
+) -> bool {
+    let counters = &ctx.port_counters;
     let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];
-    let Some(queue) = output.as_deref_mut() else { return };
+    let Some(queue) = output.as_deref_mut() else { return false };
     let (store, captures) = ctx.egress.store_and_captures();
-    queue.set_pairs(&mut Memory::of(store, queues), table.as_ref(), ports, |source| {
+    queue.adopt(home, &mut Memory::of(store, queues), now, &mut |source| {
         count_loss(counters, captures, (source, port), DropReason::QueueGone);
-    });
+    })
 }
 
 #[cold]

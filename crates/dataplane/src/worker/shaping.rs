@@ -52,11 +52,12 @@ use penstock_qos::policer::{Limit, Policer, Size};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Nanos, PortId};
 
-use super::cutter::Cutter;
+use super::cutter::{Cutter, Spares};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
 use crate::ingress_policer::{IngressPolicer, on_wire};
 use crate::queue::{FCS, ShapeTerms, ShaperKind, reshape, shaper};
+use crate::snapshot::PortPolicy;
 use crate::unit::{QUEUES_MAX, Unit};
 
 /// If a port's next frame is due later than this time from now, the worker puts the port aside. If
@@ -104,6 +105,13 @@ pub(super) enum Holder {
 }
 
 impl Limits {
+    /// Returns the limits of a port with the policy `policy`.
+    pub(super) fn of(policy: Option<&PortPolicy>) -> Self {
+        let own = policy.and_then(|policy| policy.ingress_policer.clone());
+        let network = policy.and_then(|policy| policy.tenant_policer.clone());
+        Self { own, network: network.filter(|limit| limit.waits()) }
+    }
+
     /// The port's own limits for which frames wait, and its parts of links that are full now.
     fn own(&self) -> impl Iterator<Item = (&Arc<Policer>, Holder)> {
         let holder = |limit: &Arc<Policer>| match limit.spec().limit() {
@@ -206,10 +214,14 @@ struct Early {
     held: Option<Holder>,
 }
 
-/// For each port number, the port's shaper and waiting rate limit, or `None` if the port has
-/// neither.
+/// The shapers and waiting rate limits of a worker's ports.
 #[derive(Debug)]
-pub(super) struct Gates(Box<[Option<Gate>]>);
+pub(super) struct Gates {
+    /// Gates by port number. `None` for a port without a shaper and without a limit.
+    gates: Box<[Option<Gate>]>,
+    /// Cutters for ports that begin to need one.
+    spares: Arc<Spares>,
+}
 
 /// Limits that [`Gates::set`] removed from a port, so that the port's frames need not wait for
 /// these limits any more.
@@ -217,6 +229,11 @@ pub(super) struct Gates(Box<[Option<Gate>]>);
 pub(super) struct Gone {
     pub shaper: bool,
     pub policer: bool,
+}
+
+/// Whether a port with the policy `policy` needs a cutter.
+pub(super) fn needs_cutter(policy: &PortPolicy) -> bool {
+    policy.shape.is_some() || Limits::of(Some(policy)).may_cut()
 }
 
 /// Returns the number of frames that the worker takes from a shaped port at once. The number of
@@ -236,14 +253,19 @@ fn group_of(terms: &ShapeTerms) -> usize {
 
 impl Gates {
     pub(super) fn new(ports: usize) -> Self {
-        Self((0..ports).map(|_| None).collect())
+        Self { gates: (0..ports).map(|_| None).collect(), spares: Arc::default() }
+    }
+
+    /// Returns the cutters that no port uses.
+    pub(super) const fn spares(&self) -> &Arc<Spares> {
+        &self.spares
     }
 
     /// Sets a port's shaper, and the port's rate limits for which frames wait. If a new rate limit
     /// replaces an old rate limit, the old limit counts as removed, because its debt does not apply
     /// to the new limit.
     pub(super) fn set(&mut self, port: PortId, terms: Option<&ShapeTerms>, limits: Limits) -> Gone {
-        let Some(slot) = self.0.get_mut(port.index()) else { return Gone::default() };
+        let Some(slot) = self.gates.get_mut(port.index()) else { return Gone::default() };
         let mut gate = slot.take().unwrap_or_default();
         let policer = !gate.limits.are_in(&limits);
         let gone = Gone { shaper: gate.set_shaper(terms), policer };
@@ -251,9 +273,9 @@ impl Gates {
         let may_cut = gate.shaping.is_some() || gate.limits.may_cut();
         // What the cutter still holds leaves under the new limits.
         if may_cut && gate.cutter.is_none() {
-            gate.cutter = Some(Box::new(Cutter::new()));
-        } else if !may_cut {
-            gate.cutter.take_if(|cutter| cutter.is_empty());
+            gate.cutter = Some(self.spares.take());
+        } else if !may_cut && let Some(empty) = gate.cutter.take_if(|cutter| cutter.is_empty()) {
+            self.spares.put(empty);
         }
         if gate.limits.is_none() {
             gate.early = None;
@@ -275,24 +297,24 @@ impl Gates {
 
     /// Whether large segments of the port may have to be cut.
     pub(super) fn cuts(&self, port: PortId) -> bool {
-        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        let gate = self.gates.get(port.index()).and_then(Option::as_ref);
         gate.is_some_and(|gate| gate.shaping.is_some() || gate.limits.may_cut())
     }
 
     /// Returns the cutter for the port's next large segments. Returns `None` if they are not cut.
     pub(super) fn cutter_of_next(&mut self, port: PortId) -> Option<&mut Cutter> {
-        let gate = self.0.get_mut(port.index())?.as_mut()?;
+        let gate = self.gates.get_mut(port.index())?.as_mut()?;
         let cuts = gate.shaping.is_some() || gate.limits.cut(gate.leaves);
         gate.cutter.as_deref_mut().filter(|_| cuts)
     }
 
     fn cutter(&mut self, port: PortId) -> Option<&mut Cutter> {
-        self.0.get_mut(port.index())?.as_mut()?.cutter.as_deref_mut()
+        self.gates.get_mut(port.index())?.as_mut()?.cutter.as_deref_mut()
     }
 
     /// Whether the port's cutter holds frames, which leave before the frames in the port's rings.
     pub(super) fn holds(&self, port: PortId) -> bool {
-        let cutter = self.0[port.index()].as_ref().and_then(|gate| gate.cutter.as_deref());
+        let cutter = self.gates[port.index()].as_ref().and_then(|gate| gate.cutter.as_deref());
         cutter.is_some_and(|cutter| !cutter.is_empty())
     }
 
@@ -304,7 +326,7 @@ impl Gates {
         batch: &mut Batch,
         counters: &PortCounters,
     ) -> bool {
-        let Some(Some(gate)) = self.0.get_mut(port.index()) else { return false };
+        let Some(Some(gate)) = self.gates.get_mut(port.index()) else { return false };
         gate.gave = false;
         let Some(cutter) = gate.cutter.as_deref_mut().filter(|cutter| !cutter.is_empty()) else {
             return false;
@@ -317,7 +339,7 @@ impl Gates {
     /// Returns the time at which the frames of the port's last batch arrived in the port's ring, if
     /// the frames came from the port's cutter.
     pub(super) fn arrived(&self, port: PortId) -> Option<Nanos> {
-        let gate = self.0[port.index()].as_ref().filter(|gate| gate.gave)?;
+        let gate = self.gates[port.index()].as_ref().filter(|gate| gate.gave)?;
         gate.cutter.as_ref().map(|cutter| cutter.arrived())
     }
 
@@ -325,7 +347,7 @@ impl Gates {
     /// port with such frames waits for its tenant's limit until the limit is out of debt, even if
     /// later batches have only frames to neighbours.
     pub(super) fn note_leaves(&mut self, port: PortId, leaves: bool, now: Nanos) {
-        let Some(gate) = &mut self.0[port.index()] else { return };
+        let Some(gate) = &mut self.gates[port.index()] else { return };
         let Some(limit) = &gate.limits.network else { return };
         gate.leaves = leaves
             || gate.leaves && {
@@ -336,13 +358,13 @@ impl Gates {
 
     /// Whether a limit of the port signals congestion early.
     pub(super) fn has_early(&self, port: PortId) -> bool {
-        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        let gate = self.gates.get(port.index()).and_then(Option::as_ref);
         gate.is_some_and(|gate| gate.early.is_some())
     }
 
     /// Notes the sizes of the frames that the worker took from the ring of a queue pair.
     pub(super) fn note_sizes(&mut self, unit: Unit, batch: &Batch) {
-        let Some(Some(gate)) = self.0.get_mut(unit.port.index()) else { return };
+        let Some(Some(gate)) = self.gates.get_mut(unit.port.index()) else { return };
         let Some(early) = gate.early.as_mut().filter(|_| gate.limits.apply()) else { return };
         let mut sum = Size::default();
         (0..batch.len()).for_each(|i| sum += on_wire(batch, i));
@@ -357,7 +379,9 @@ impl Gates {
 
     /// Notes whether a limit makes the port wait after its last batch, and for how long.
     pub(super) fn note_held(&mut self, port: PortId, held: Option<(Nanos, Holder)>) {
-        if let Some(Some(Gate { early: Some(early), limits, .. })) = self.0.get_mut(port.index()) {
+        if let Some(Some(Gate { early: Some(early), limits, .. })) =
+            self.gates.get_mut(port.index())
+        {
             early.held = held.map(|(_, holder)| holder);
             if let Some((wait, holder)) = held {
                 limits.count_wait(wait, holder);
@@ -368,7 +392,7 @@ impl Gates {
     /// Whether the port waited for a limit before the present batch, and the batch is from the ring
     /// of this queue pair.
     pub(super) fn is_held(&self, unit: Unit) -> bool {
-        let Some(gate) = self.0.get(unit.port.index()).and_then(Option::as_ref) else {
+        let Some(gate) = self.gates.get(unit.port.index()).and_then(Option::as_ref) else {
             return false;
         };
         let held = gate.early.as_ref().is_some_and(|early| early.held.is_some());
@@ -386,7 +410,8 @@ impl Gates {
         backlog: usize,
         now: Nanos,
     ) -> bool {
-        let Some(Some(Gate { early: Some(early), limits, .. })) = self.0.get_mut(unit.port.index())
+        let Some(Some(Gate { early: Some(early), limits, .. })) =
+            self.gates.get_mut(unit.port.index())
         else {
             return false;
         };
@@ -411,17 +436,17 @@ impl Gates {
     /// Whether the port has a shaper or a rate limit for which frames wait.
     #[inline]
     pub(super) fn is_gated(&self, port: PortId) -> bool {
-        self.0[port.index()].is_some()
+        self.gates[port.index()].is_some()
     }
 
     pub(super) fn is_shaped(&self, port: PortId) -> bool {
-        self.0[port.index()].as_ref().is_some_and(|gate| gate.shaping.is_some())
+        self.gates[port.index()].as_ref().is_some_and(|gate| gate.shaping.is_some())
     }
 
     /// Returns the maximum number of frames that the worker may receive from a port at once.
     #[inline]
     pub(super) fn limit(&self, port: PortId) -> usize {
-        match &self.0[port.index()] {
+        match &self.gates[port.index()] {
             None => BATCH_FRAMES,
             Some(gate) => gate.limit(),
         }
@@ -430,7 +455,7 @@ impl Gates {
     /// Returns the time from `now` until the port's rate limits are out of debt, and the limit with
     /// the longest debt. Returns 0 if no rate limit is in debt.
     pub(super) fn debt(&self, port: PortId, now: Nanos) -> (Nanos, Holder) {
-        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        let gate = self.gates.get(port.index()).and_then(Option::as_ref);
         gate.map_or_else(Default::default, |gate| gate.debt(now))
     }
 
@@ -444,7 +469,7 @@ impl Gates {
         since: Nanos,
         now: Nanos,
     ) -> Option<Nanos> {
-        let shaping = self.0.get_mut(port.index())?.as_mut()?.shaping.as_mut()?;
+        let shaping = self.gates.get_mut(port.index())?.as_mut()?.shaping.as_mut()?;
         for frame in batch.frames() {
             shaping.shaper.depart(since, frame.len + FCS);
         }
@@ -458,7 +483,7 @@ impl Gates {
     /// batches. The worker receives the later batches without a wait, but their frames were in the
     /// ring while the first batch waited.
     pub(super) fn shaped_wait(&mut self, port: PortId, batch: &Batch, waited: Nanos) -> Nanos {
-        let Some(gate) = self.0.get_mut(port.index()).and_then(Option::as_mut) else {
+        let Some(gate) = self.gates.get_mut(port.index()).and_then(Option::as_mut) else {
             return waited;
         };
         let full = batch.len() >= gate.limit();
@@ -583,6 +608,21 @@ mod tests {
             wait
         });
         assert_eq!(waits, [long, long, long, short], "the third batch emptied the ring");
+    }
+
+    #[test]
+    fn a_port_takes_a_spare_cutter_and_gives_it_back() {
+        let (mut gates, port) = (Gates::new(2), PortId(1));
+        let spares = Arc::clone(gates.spares());
+        spares.provide(3);
+        gates.set(port, Some(&terms(2_000_000)), Limits::default());
+        assert_eq!(spares.count(), 2);
+        gates.set(port, Some(&terms(1_000_000)), Limits::default());
+        assert_eq!(spares.count(), 2, "it has one");
+        gates.set(port, None, Limits::default());
+        assert_eq!(spares.count(), 3);
+        spares.provide(1);
+        assert_eq!(spares.count(), 1);
     }
 
     fn own(policer: &Arc<Policer>) -> Limits {

@@ -5,6 +5,7 @@ use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
 use super::Worker;
+use super::cutter::Spares;
 use crate::counters::WorkerCounters;
 use crate::peers::{Directory, Peers};
 use crate::port::PortQueue;
@@ -37,6 +38,11 @@ impl<C: CycleCounter> Worker<C> {
     /// Returns the directory of queue pairs' owners, which all workers share.
     pub(super) fn directory(&self) -> Arc<Directory> {
         Arc::clone(self.ctx.peers.directory())
+    }
+
+    /// Returns the worker's cutters that no port uses.
+    pub(super) fn spares(&self) -> Arc<Spares> {
+        self.input.spares()
     }
 
     /// Returns the doorbell that wakes queue pairs at rest, for the threads that receive kicks.

@@ -323,6 +323,8 @@ impl Workers {
     /// # Errors
     /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn swap_snapshot(&self, new: &Arc<Snapshot>) -> Result<(), WorkerError> {
+        // The workers do not wait for the memory.
+        self.0.handles.iter().for_each(|handle| handle.provide_for(new));
         let held = self.hold()?;
         let swapped = self.0.handles.iter().map(|handle| handle.swap_snapshot(Arc::clone(new)));
         let former: Result<Vec<_>, _> = swapped.collect();

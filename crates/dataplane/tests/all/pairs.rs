@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use penstock_dataplane::capture::{BUFFER_BYTES, CaptureTerms, Fate, records};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
@@ -11,10 +12,10 @@ use penstock_dataplane::snapshot::{
     Domain, DomainMap, PortPolicy, SlowPathLimit, Snapshot, VidSet,
 };
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_dataplane::worker::{Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::pair_table::{PERIOD, PairLimits, PairTable, Sending, VmRates};
-use penstock_units::{BitsPerSecond, Cycles, Nanos, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, Vid};
 
 use crate::common::{self, attach, frame};
 
@@ -24,6 +25,8 @@ const VM: usize = 1;
 const NEAR: usize = 1;
 const FAR: usize = 9;
 const MARKER_BYTES: usize = 66;
+/// Number of frames for which a port has room.
+const RING: usize = 1_024;
 const MBIT: u64 = 1_000_000;
 
 type Core = common::Core<10>;
@@ -65,7 +68,7 @@ impl Bed {
         let config = WorkerConfig { max_ports: 2, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
         let table = Arc::new(PairTable::with_limits(2, 3, limits));
-        let ports = [0, 1].map(|port| attach(&mut worker, port, 1_024));
+        let ports = [0, 1].map(|port| attach(&mut worker, port, RING));
         let (drivers, counters) = ports.into_iter().unzip();
         let vid = if tagged { Vid::new(5).unwrap() } else { Vid::UNTAGGED };
         let mut uplink = if tagged {
@@ -76,8 +79,12 @@ impl Bed {
         };
         uplink.marks = true;
         uplink.pairs = pairs.then(|| Arc::clone(&table));
-        // Frames above guarantees wait at the uplink.
-        uplink.queue = (limits == PairLimits::Guarantees).then(queue);
+        if limits == PairLimits::Guarantees {
+            // Frames above guarantees wait at the uplink.
+            let home = queue();
+            home.set_pairs(uplink.pairs.as_ref());
+            uplink.queue = Some(home);
+        }
         let vm = PortPolicy::access(1, Some(1), vid, 0);
         let policies = [uplink, vm].map(|mut policy| {
             policy.slow_path = SlowPathLimit::UNLIMITED;
@@ -358,6 +365,28 @@ fn frames_above_a_guarantee_are_lost_with_the_uplinks_link() {
 }
 
 #[test]
+fn frames_above_a_guarantee_without_a_place_to_wait_are_dropped_as_queue_full() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    let slow = BitsPerSecond(8_000);
+    for to in 10..130 {
+        bed.pass(VM, &[data(NEAR, to)]);
+        for read in bed.table.sending() {
+            bed.table.set_sender(read.pair, slow, (slow, slow, slow));
+        }
+        bed.pass(VM, &vec![data(NEAR, to); 60]);
+    }
+    // A third of 8,192 places. A line has room for 32 frames.
+    let waiting = bed.counters[VM].read().queued;
+    assert!((2_600..=2_731).contains(&waiting), "{waiting}");
+    let [full, above] =
+        [DropReason::QueueFull, DropReason::PairLimit].map(|reason| bed.drops(VM, reason));
+    assert!(full > 1_000 && above > 500, "{full} {above}");
+    bed.assert_sums();
+}
+
+#[test]
 fn acknowledgements_do_not_wait_for_a_guarantee() {
     let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
     let most = BitsPerSecond(400_000 * MBIT);
@@ -447,6 +476,41 @@ fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() 
     let now = Nanos(bed.core.now().0);
     let sent = bed.table.send(1, pair.key.mac(), size, now);
     assert!(matches!(sent, Sending::Pass | Sending::Ask(_)), "{sent:?}");
+}
+
+#[test]
+fn a_lost_question_is_no_lost_frame_of_the_vm_in_a_capture() {
+    let mut bed = Bed::new(false);
+    bed.limit(1_000 * MBIT);
+    bed.pass(UPLINK, &[data(FAR, NEAR), data(FAR + 1, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(100 * MBIT);
+    bed.run(PERIOD.0);
+    // The ring of the uplink then has room for one frame.
+    for _ in 1..RING {
+        assert!(bed.drivers[VM].send(MemoryFrame::plain(data(NEAR, FAR + 1))));
+    }
+    bed.run(HZ / 1_000);
+    let terms = CaptureTerms {
+        id: 7,
+        port: PortId(1),
+        received: true,
+        sent: false,
+        drops: false,
+        filter: None,
+        snap_len: 64,
+        clock: || Cycles::ZERO,
+    };
+    let begin = Request::Capture(Box::new(terms), Vec::with_capacity(BUFFER_BYTES));
+    assert!(matches!(bed.worker.serve(begin), Reply::Done));
+    assert!(bed.drivers[VM].send(MemoryFrame::plain(data(NEAR, FAR))));
+    bed.run(HZ / 1_000);
+    let Reply::CaptureEnded(Some((_, buffer, _))) = bed.worker.serve(Request::CaptureEnd(7)) else {
+        panic!("the capture has ended by itself")
+    };
+    let fates: Vec<Fate> = records(&buffer).map(|record| record.fate).collect();
+    assert_eq!((fates, bed.drops(VM, DropReason::RingFull)), (vec![Fate::Forwarded], 1));
+    bed.assert_sums();
 }
 
 #[test]

@@ -246,6 +246,29 @@ fn other_frames_of_a_batch_keep_their_place_and_bad_metadata_is_dropped() {
 }
 
 #[test]
+fn segments_with_all_options_are_cut_too() {
+    let mut bed = Bed::new(1, shaped(100_000_000));
+    let MemoryFrame { mut bytes, mut offload } = segment(0, 4 * MSS, false);
+    // 40 bytes of options in the IP header and in the TCP header, which ends at byte 134.
+    let total = u16::try_from(120 + 4 * MSS).unwrap();
+    (bytes[14], bytes[46]) = (0x4f, 0xf0);
+    bytes[16..18].copy_from_slice(&total.to_be_bytes());
+    for at in [54, 34] {
+        drop(bytes.splice(at..at, [1; 40]));
+    }
+    (offload.csum_start, offload.hdr_len) = (74, 134);
+    assert!(bed.senders[0].send(MemoryFrame { bytes, offload }));
+    let got = bed.run(20 * MS);
+    assert_eq!(got.len(), 4);
+    for (_, frame) in &got {
+        assert_eq!(frame.bytes.len(), 134 + MSS);
+        assert_eq!(frame.bytes[94..134], [1; 40]);
+    }
+    assert_eq!(bed.counters[0].read().rx_cut, 1);
+    bed.adds_up();
+}
+
+#[test]
 fn tiny_parts_pass_and_take_no_more_frames_in_a_turn_than_others() {
     let mut bed = Bed::new(1, shaped(100_000_000));
     let mut hostile = segment(0, 2_000, false);

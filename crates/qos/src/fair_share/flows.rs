@@ -58,7 +58,7 @@ impl Tables {
     }
 
     /// Returns the frames of a VM.
-    fn line<'a>(&'a mut self, vm: &'a mut Vm) -> Line<'a> {
+    pub(super) fn line<'a>(&'a mut self, vm: &'a mut Vm) -> Line<'a> {
         Line { flows: self.get(vm.table), queue: &mut vm.queue }
     }
 
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::codel::Pace;
-    use crate::fair_share::{Bound, Capacity};
+    use crate::fair_share::{Bound, Capacity, Excess};
 
     const QUEUES: u32 = 8;
 
@@ -244,6 +244,21 @@ mod tests {
         add(&mut fair, 1, 3, 2);
         fair.remove_vm(1, |flow| assert_eq!(flow, 3));
         assert_eq!((fair.len(), fair.flows.free.len(), go(&mut fair)), (0, 2, None));
+    }
+
+    #[test]
+    fn late_frames_take_no_turns_of_their_flow() {
+        let (mut fair, now) = (output(1), Nanos(2_000));
+        let bound = Bound { bytes: 100_000, wait: Nanos(1_000), excess: Excess::Drop };
+        assert!(fair.set_vm(0, 0, Weight::ONE, bound));
+        add(&mut fair, 0, 1, 10);
+        for (flow, handle) in [(1, 9), (2, 2)] {
+            (0..4).for_each(|_| fair.accept_flow(0, hash(flow), (handle, 1_000), now));
+        }
+        let mut late = Vec::new();
+        let next = || fair.next(now, |_, handle| late.push(handle)).map(|next| next.item);
+        let order: Vec<u32> = core::iter::from_fn(next).collect();
+        assert_eq!((late, &order[..4], order.len()), (vec![1; 10], &[9, 9, 2, 2][..], 8));
     }
 
     #[test]

@@ -597,6 +597,7 @@ impl<T: Copy + Default> FairShare<T> {
             let late = vm.bound.excess == Excess::Drop && waited > vm.bound.wait;
             if late {
                 vm.account.dropped_late += 1;
+                self.flows.line(vm).give_back(frame.bytes);
             } else {
                 let free = vm.credit.min(frame.bytes);
                 vm.credit -= free;

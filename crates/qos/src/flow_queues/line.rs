@@ -41,6 +41,14 @@ impl Line<'_> {
         frame
     }
 
+    /// Gives the flow of the frame that [`Self::pop`] returned last `bytes` bytes back, because the
+    /// scheduler drops the frame. Without flow queues, the call does nothing.
+    pub fn give_back(&mut self, bytes: u32) {
+        if let Some(flows) = &mut self.flows {
+            flows.give_back(bytes);
+        }
+    }
+
     /// Returns the length of the next frame in bytes. Returns `None` if no frame waits.
     pub fn head<T: Copy + Default>(&mut self, pool: &Pool<T>) -> Option<u32> {
         match &mut self.flows {

@@ -53,6 +53,8 @@ pub struct FlowTable {
     bytes: u64,
     /// Number of owners that the table had before.
     owner: u32,
+    /// Queue of the frame that [`Self::pop`] returned last.
+    popped: u32,
 }
 
 impl FlowTable {
@@ -66,6 +68,7 @@ impl FlowTable {
             len: 0,
             bytes: 0,
             owner: 0,
+            popped: 0,
         }
     }
 
@@ -151,8 +154,17 @@ impl FlowTable {
         let flow = self.flows.get_mut(slot as usize)?;
         let frame = pool.pop(&mut flow.frames)?;
         flow.account -= i64::from(frame.bytes);
+        self.popped = slot;
         self.left(slot, frame.bytes);
         Some(frame)
+    }
+
+    /// Gives the flow of the frame that [`Self::pop`] returned last `bytes` bytes back, because the
+    /// caller drops the frame.
+    pub(crate) fn give_back(&mut self, bytes: u32) {
+        if let Some(flow) = self.flows.get_mut(self.popped as usize) {
+            flow.account += i64::from(bytes);
+        }
     }
 
     /// Removes and returns the first frame of a flow with many waiting bytes: at least half as many

@@ -1,20 +1,21 @@
-//! Counts the bytes that arrive for measured VMs from other hosts.
+//! Counts the bytes that arrive from other hosts for VMs under limits of pairs.
 
 use core::sync::atomic::Ordering;
 
 use super::PairTable;
 
 impl PairTable {
-    /// Counts `bytes` bytes on a link that arrived for the VM at `port`.
+    /// Counts `bytes` bytes on a link that arrived for the VM at `port`, if its limits are in
+    /// force.
     #[inline]
     pub fn arrived(&self, port: u16, bytes: u32) {
-        if let Some(vm) = self.measured_vm(port) {
+        if let Some(vm) = self.vm(port) {
             vm.arrived.fetch_add(bytes.into(), Ordering::Relaxed);
         }
     }
 
-    /// Returns the ports of the measured VMs, with the totals of bytes that arrived for them. The
-    /// totals wrap.
+    /// Returns the ports of the measured VMs, with the totals of bytes that arrived for them while
+    /// their limits were in force. The totals wrap.
     pub fn arrivals(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
         let ports = (0_u16..).zip(&self.vms);
         let measured = ports.filter(|(_, vm)| vm.measured.load(Ordering::Relaxed));

@@ -248,7 +248,7 @@ struct Vm {
     receive: PacedBucket,
     /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
     first: AtomicU64,
-    /// Bytes that arrived from other hosts, with [`PairLimits::Guarantees`].
+    /// Bytes that arrived from other hosts under limits, with [`PairLimits::Guarantees`].
     arrived: AtomicU64,
     /// Signals of congestion, with [`PairLimits::Guarantees`].
     pressure: Pressure,
@@ -349,8 +349,8 @@ impl PairTable {
     }
 
     /// Returns the number of frames that the VM at `port` may send at once, at least 1. A table for
-    /// guarantees keeps a VM from sending a whole batch beyond its tokens, if no frame can wait in a
-    /// line.
+    /// guarantees keeps a VM from sending a whole batch beyond its tokens, if no frame can wait in
+    /// a line.
     #[inline]
     #[must_use]
     pub fn batch_limit(&self, port: u16) -> usize {

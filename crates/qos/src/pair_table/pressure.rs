@@ -3,8 +3,8 @@
 //! # Problem
 //!
 //! The frames of a VM above its limit wait in the VM's ring or in the lines of its pairs
-//! ([`super::PairTable::waits`]), and TCP fills both. At 1 Mbit/s, a ring of 500 frames is a wait of
-//! 6 s.
+//! ([`super::PairTable::waits`]), and TCP fills both. At 1 Mbit/s, a ring of 500 frames is a wait
+//! of 6 s.
 //!
 //! # Approach
 //!

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::{PairLimits, PairTable};
+use penstock_qos::pair_table::PairTable;
 use penstock_units::Nanos;
 
-use super::super::line::Line;
 use super::super::pair_lines::{PairLines, Released};
-use super::super::{Memory, Source};
+use super::super::{Memory, Source, Stored};
 use super::{OutputQueue, Refused};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::drop::DropReason;
@@ -19,35 +18,6 @@ use crate::ingress_policer::on_wire;
 const RELEASED_MAX: usize = 4 * BATCH_FRAMES;
 
 impl OutputQueue {
-    /// Lets frames wait for the limits of the pairs in `table`, if the output has queues by class.
-    /// Other outputs make no frame wait for its pair. Calls `lost` with the source of each frame
-    /// that waits for a pair of another table.
-    pub(crate) fn set_pairs(
-        &mut self,
-        memory: &mut Memory<'_>,
-        table: Option<&Arc<PairTable>>,
-        ports: usize,
-        mut lost: impl FnMut(u16),
-    ) {
-        let limits = |table: &&Arc<PairTable>| table.limits() == PairLimits::Guarantees;
-        let table = table.filter(limits).filter(|_| matches!(self.line, Line::Wfq(_)));
-        let same = match (table, self.pair_lines.as_deref()) {
-            (Some(table), Some(lines)) => lines.is_of(table),
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
-            self.clear_delayed(memory, &mut lost);
-            if let Some(table) = self.pair_lines.as_deref().map(PairLines::table) {
-                table.set_lines(false);
-            }
-            if let Some(table) = table {
-                table.set_lines(true);
-            }
-            self.pair_lines = table.map(|table| Box::new(PairLines::new(table, ports)));
-        }
-    }
-
     /// Makes frame `i` of `batch` wait for the limit of the pair in the slot `slot` of `table`.
     /// Returns whether the output must be looked at earlier than before.
     ///
@@ -62,10 +32,9 @@ impl OutputQueue {
         now: Nanos,
     ) -> Result<bool, Refused> {
         let (size, len) = (on_wire(batch, i), batch.at(i).len);
-        let has_room = |lines: &PairLines| {
-            lines.is_of(table) && lines.has_room(source.port, len, memory.free_bytes())
-        };
-        if !self.pair_lines.as_deref().is_some_and(has_room) {
+        let lines = self.pair_lines.as_deref().filter(|lines| lines.is_of(table));
+        let lines = lines.ok_or(Refused::AbovePair)?;
+        if !lines.has_room(source.port, len, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         let class = self.line.class_of(batch.head(i), source, now);
@@ -75,7 +44,7 @@ impl OutputQueue {
         if pushed.is_none() {
             memory.release(&frame);
         }
-        pushed.ok_or(Refused::Full)
+        pushed.ok_or(Refused::AbovePair)
     }
 
     /// Moves the frames that may leave the lines of their pairs to the output's queue.
@@ -89,20 +58,44 @@ impl OutputQueue {
         for _ in 0..RELEASED_MAX {
             let released = self.pair_lines.as_deref_mut().and_then(|lines| lines.next(now, most));
             let Some(Released { frame, tenant, late }) = released else { return };
-            if late {
+            let reason = if late { DropReason::QueueLate } else { DropReason::QueueFull };
+            if late || !self.join(memory, (frame, tenant), now, lost) {
                 memory.release(&frame);
-                lost(frame.source, DropReason::QueueLate);
-                continue;
+                lost(frame.source, reason);
             }
+        }
+    }
+
+    /// Adds a frame of a tenant that left the line of its pair to its queue. Like a new frame, it
+    /// may take the place of frames of a larger flow. Returns false if the queue has no room.
+    fn join(
+        &mut self,
+        memory: &mut Memory<'_>,
+        (mut frame, tenant): (Stored, u16),
+        now: Nanos,
+        lost: &mut impl FnMut(u16, DropReason),
+    ) -> bool {
+        let Some(lanes) = self.line.lanes_mut() else { return false };
+        let class = lanes.late_class(frame.class, tenant.checked_sub(1), now);
+        frame.class = class;
+        let (wire, mut evicted) = (frame.wire(), 0);
+        loop {
             if self.is_idle() {
                 self.pacer.was_empty(now);
             }
-            let lanes = self.line.lanes_mut();
-            if !lanes.is_some_and(|lanes| lanes.push_late(frame, tenant.checked_sub(1), now)) {
-                memory.release(&frame);
-                lost(frame.source, DropReason::QueueFull);
+            if self.line.push(frame, now) {
+                return true;
             }
+            let evicts = evicted < wire;
+            let of = (frame.source, class);
+            let frees = if evicts { self.evict(memory, of, wire, lost) } else { None };
+            let Some(bytes) = frees else { break };
+            evicted += bytes;
         }
+        if let Some(lanes) = self.line.lanes() {
+            lanes.counters.refused(class.queue);
+        }
+        false
     }
 
     /// Removes all frames that wait for the limits of their pairs. Calls `lost` with the source of

@@ -151,20 +151,20 @@ fn an_emptied_queue_has_no_claims() {
 #[test]
 fn claims_follow_the_weights_of_a_new_snapshot() {
     let mut bench = bench(Pacing::None);
-    let heavy = |port, weight| Source {
+    let heavy = |port, weight, shares| Source {
         share: ShareTerms {
             tenant: Weight::new(weight).expect("possible"),
             ..ShareTerms::default()
         },
+        shares,
         ..source(port)
     };
-    [1, 2].iter().for_each(|port| bench.queue.claim(&heavy(*port, 1), BATCH));
-    for (weight, due) in [(1, [300, 300]), (5, [500, 100])] {
-        bench.queue.reread_shares();
+    [1, 2].iter().for_each(|port| bench.queue.claim(&heavy(*port, 1, 1), BATCH));
+    for (shares, weight, due) in [(2, 1, [300, 300]), (3, 5, [500, 100])] {
         let mut turns = [0_usize; 2];
         for _ in 0..600 {
             let Choice::Poll(port) = bench.queue.choice(bench.now, 32) else { unreachable!() };
-            let from = heavy(port, if port == 1 { weight } else { 1 });
+            let from = heavy(port, if port == 1 { weight } else { 1 }, shares);
             bench.queue.begin_direct();
             bench.queue.note_passed(Size { bytes: BATCH, frames: 2 });
             let passed = bench.queue.end_direct();

@@ -19,6 +19,7 @@ enum Fate {
 
 /// An output with pairs of VMs.
 struct Uplink {
+    home: Arc<QueueHome>,
     queue: OutputQueue,
     store: FrameStore,
     table: Arc<PairTable>,
@@ -27,21 +28,43 @@ struct Uplink {
     lost: Vec<(u16, DropReason)>,
 }
 
+/// Returns the limits of an uplink of 10 Gbit/s.
+fn uplink_terms() -> QueueTerms {
+    QueueTerms {
+        order: Order::Wfq,
+        pacing: Pacing::Link(BitsPerSecond(10_000 * MBIT)),
+        bound: Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop },
+        flows: false,
+        held_bytes: 262_144,
+        frames: 1_024,
+    }
+}
+
 impl Uplink {
     fn new(cells: usize) -> Self {
+        Self::with_terms(cells, uplink_terms())
+    }
+
+    fn with_terms(cells: usize, terms: QueueTerms) -> Self {
         let table = Arc::new(PairTable::with_limits(8, 3, PairLimits::Guarantees));
         let rates = VmRates { default: RATE_MAX, send: RATE_MAX, receive: RATE_MAX };
         (0..8).for_each(|port| table.limit(port, rates));
-        let pacing = Pacing::Link(BitsPerSecond(10_000 * MBIT));
-        let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
-        let order = Order::Wfq;
-        let terms =
-            QueueTerms { held_bytes: 262_144, pacing, bound, frames: 1_024, order, flows: false };
-        let (mut queue, mut store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(cells));
-        queue.change(pacing, None, classes([1; 4], false), Nanos(1));
-        let memory = &mut Memory::of(&mut store, &mut []);
-        queue.set_pairs(memory, Some(&table), 8, |_| unreachable!("no frame waits yet"));
-        Self { queue, store, table, now: Nanos::from_secs(1), lost: Vec::new() }
+        let home = QueueHome::new(terms, 8, 8);
+        home.set_classes(classes([1; 4], false));
+        home.set_pairs(Some(&table));
+        let queue = *home.take().expect("nobody has taken it");
+        let (store, now) = (FrameStore::new(cells), Nanos::from_secs(1));
+        let mut uplink = Self { home, queue, store, table, now, lost: Vec::new() };
+        assert!(uplink.adopt().is_empty(), "no frame waits yet");
+        uplink
+    }
+
+    /// Lets the queue adopt the changes of its home. Returns the ports of the frames that are lost.
+    fn adopt(&mut self) -> Vec<u16> {
+        let mut lost = Vec::new();
+        let memory = &mut Memory::of(&mut self.store, &mut []);
+        self.queue.adopt(&self.home, memory, self.now, &mut |port| lost.push(port));
+        lost
     }
 
     /// Limits the pair of a port and an address to `rate` bits per second.
@@ -194,12 +217,13 @@ fn what_waits_is_lost_with_the_queue_or_the_pairs_and_nothing_else() {
         uplink.limit(1, FAR, MBIT);
         uplink.offer_all((1, FAR), 40);
         assert_eq!(uplink.go_on(1).len(), 17);
-        let (mut lost, now) = (Vec::new(), uplink.now);
-        let memory = &mut Memory::of(&mut uplink.store, &mut []);
+        let mut lost = Vec::new();
         if clears {
-            uplink.queue.clear(memory, now, |port| lost.push(port));
+            let memory = &mut Memory::of(&mut uplink.store, &mut []);
+            uplink.queue.clear(memory, uplink.now, |port| lost.push(port));
         } else {
-            uplink.queue.set_pairs(memory, None, 8, |port| lost.push(port));
+            uplink.home.set_pairs(None);
+            lost = uplink.adopt();
         }
         assert_eq!(lost, [1; 23]);
         assert!(uplink.queue.is_empty() && uplink.store.is_empty());
@@ -209,11 +233,27 @@ fn what_waits_is_lost_with_the_queue_or_the_pairs_and_nothing_else() {
 }
 
 #[test]
-fn frames_of_a_pair_do_not_wait_at_outputs_of_another_order() {
+fn lines_are_made_and_freed_with_the_home_and_not_with_the_queue() {
     let mut uplink = Uplink::new(64);
-    uplink.queue = OutputQueue::new(terms(Order::Fifo, Excess::Drop), 8, 8);
-    let memory = &mut Memory::of(&mut uplink.store, &mut []);
-    uplink.queue.set_pairs(memory, Some(&uplink.table), 8, |_| {});
+    let former = Arc::downgrade(&uplink.table);
+    uplink.table = Arc::new(PairTable::with_limits(8, 3, PairLimits::Guarantees));
+    uplink.home.set_pairs(Some(&uplink.table));
+    assert_eq!(former.strong_count(), 1, "the queue uses the former lines");
+    assert!(uplink.adopt().is_empty());
+    assert_eq!(former.strong_count(), 1, "the queue has given them back");
+    uplink.home.set_pairs(Some(&uplink.table));
+    assert_eq!(former.strong_count(), 0);
+    // The table, its home and its lines.
+    assert_eq!(Arc::strong_count(&uplink.table), 3);
+    uplink.home.set_pairs(None);
+    assert!(uplink.adopt().is_empty());
+    uplink.home.set_pairs(None);
+    assert_eq!(Arc::strong_count(&uplink.table), 1);
+}
+
+#[test]
+fn frames_of_a_pair_do_not_wait_at_outputs_of_another_order() {
+    let mut uplink = Uplink::with_terms(64, terms(Order::Fifo, Excess::Drop));
     uplink.limit(1, FAR, MBIT);
     let [_, waits, refused] = uplink.offer_all((1, FAR), 20);
     assert_eq!((waits, refused), (0, 3));
@@ -233,6 +273,25 @@ fn frames_that_waited_join_the_queues_of_the_present_classes() {
     assert_eq!(uplink.go_on(300).len(), 23);
     let lanes = uplink.queue.lane_counters().expect("queues by class");
     assert_eq!([0, 4].map(|lane| lanes.read(lane).frames), [17, 23]);
+}
+
+#[test]
+fn frames_that_waited_take_the_places_of_a_larger_flow() {
+    let bound = Bound { bytes: 20_000, ..uplink_terms().bound };
+    let terms = QueueTerms { bound, flows: true, ..uplink_terms() };
+    let mut uplink = Uplink::with_terms(256, terms);
+    uplink.limit(4, FAR, MBIT);
+    assert_eq!(uplink.offer_all((4, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    // Ports 0 and 4 share queue 0, which is full now.
+    assert_eq!(uplink.offer_all((0, FAR), 20), [20, 0, 0]);
+    // The limit of the pair lets three frames leave.
+    let mut left = uplink.go(20_000_000);
+    assert_eq!(uplink.lost, [(0, DropReason::QueueFull); 3]);
+    left.extend(uplink.go_on(300));
+    let of = |port| left.iter().filter(|(from, _)| *from == port).count();
+    assert_eq!((of(4), of(0), uplink.lost.len()), (23, 17, 3));
+    assert!(uplink.queue.is_empty() && uplink.store.is_empty());
 }
 
 proptest! {

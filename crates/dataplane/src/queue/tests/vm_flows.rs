@@ -25,7 +25,8 @@ pub(super) fn output(mbps: u64) -> Bench {
 /// Returns the sender of VM `port`, the only one of its tenant. VM 1 has the weight 3.
 fn vm(port: u16) -> Source {
     let weight = Weight::new(if port == 1 { 3 } else { 1 }).expect("possible");
-    Source { port, tenant: port, share: ShareTerms { tenant: weight, vm: Weight::ONE } }
+    let share = ShareTerms { tenant: weight, vm: Weight::ONE };
+    Source { port, tenant: port, share, shares: 1 }
 }
 
 /// Adds a frame of `len` bytes of a VM's flow with the hash `hash` and the ECN field `ecn`. Returns

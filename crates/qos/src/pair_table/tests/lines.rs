@@ -126,7 +126,8 @@ fn a_vm_pays_for_a_frame_when_it_leaves_its_line() {
     let departs = |(slot, size, _): (usize, Size, u32), us: u64| {
         table.departs(VM, slot, size.bytes, Nanos(now.0 + us * 1_000))
     };
-    // 13 frames and a question are 715 bytes more than the VM's bucket had. The pair's bucket has 134 left.
+    // 13 frames and a question are 715 bytes more than the VM's bucket had. The pair's bucket has
+    // 134 left.
     assert_eq!(departs(first, 0), Err(Nanos(715 * 800)));
     assert_eq!(departs(first, 572), Ok(()));
     assert_eq!(departs(second, 572), Err(Nanos(1_250 * 800)));

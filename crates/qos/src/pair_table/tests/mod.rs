@@ -518,10 +518,11 @@ fn a_measured_vm_asks_and_answers_without_limits_until_it_is_held() {
     // The bucket is full when the limits come into force: 16,384 bytes are 13 frames and a part.
     table.hold(VM);
     assert_eq!((at_once(&table, at), table.is_limited(VM)), (14, true));
+    table.arrived(VM, 1_000);
+    table.arrived(VM + 1, 1_000);
     table.release(VM);
     assert_eq!(at_once(&table, at), 100);
     table.arrived(VM, 1_000);
-    table.arrived(VM + 1, 1_000);
     let arrivals: Vec<_> = table.arrivals().collect();
     assert_eq!((arrivals, table.limited().count()), (vec![(VM, 1_000)], 0));
     table.unlimit(VM);

@@ -99,7 +99,7 @@ impl Host {
     }
 
     /// Makes a frame wait for the limit of its pair. Returns whether a question is due.
-    fn delay(&mut self, receiver: usize, delayed: Delayed, now: Nanos) -> bool {
+    fn delay(&mut self, receiver: usize, delayed: Delayed) -> bool {
         let Delayed { slot, signals, asks } = delayed;
         if signals {
             self.table.refuse(slot, FRAME);
@@ -135,7 +135,7 @@ impl Host {
                         continue;
                     }
                     Sending::Wait(delayed) => {
-                        if self.delay(receiver, delayed, now) {
+                        if self.delay(receiver, delayed) {
                             let question = self.table.question(delayed.slot).unwrap();
                             asked.push((receiver, question));
                         }

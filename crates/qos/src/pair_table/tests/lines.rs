@@ -6,14 +6,14 @@ use super::*;
 
 /// Frames that wait for the limit of a pair, with their numbers.
 #[derive(Default)]
-struct Line {
-    frames: VecDeque<(usize, Size, u32)>,
-    refused: u32,
+pub(super) struct Line {
+    pub frames: VecDeque<(usize, Size, u32)>,
+    pub refused: u32,
 }
 
 impl Line {
     /// Offers frame `number` of the VM to the address `mac`. Returns whether it passes at once.
-    fn offer(&mut self, table: &PairTable, mac: u64, size: Size, number: u32, now: Nanos) -> bool {
+    pub fn offer(&mut self, table: &PairTable, mac: u64, size: Size, number: u32, now: Nanos) -> bool {
         match table.send(VM, mac, size, now) {
             Sending::Free | Sending::Pass | Sending::Ask(_) | Sending::Signal(_) => return true,
             Sending::Wait(Delayed { slot, .. }) if table.waits(VM, slot, size) => {
@@ -25,7 +25,7 @@ impl Line {
     }
 
     /// Removes a frame that may leave.
-    fn leave(&mut self, table: &PairTable, now: Nanos) -> Option<(Size, u32)> {
+    pub fn leave(&mut self, table: &PairTable, now: Nanos) -> Option<(Size, u32)> {
         let (slot, size, number) = *self.frames.front()?;
         table.departs(VM, slot, size.bytes, now).ok()?;
         self.frames.pop_front();

@@ -2,6 +2,8 @@ use super::*;
 
 mod lines;
 
+use lines::Line;
+
 const VM: u16 = 2;
 const FAR: u64 = 0x5200_0000_0007;
 const MBIT: u64 = 1_000_000;

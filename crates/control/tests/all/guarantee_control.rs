@@ -47,6 +47,7 @@ impl Host {
     fn new(receivers: usize) -> Self {
         let terms = VmTerms { send: HOSE, receive: HOSE, headroom_permille: 1_000 };
         let table = PairTable::with_limits(2, 5, PairLimits::Guarantees);
+        table.set_lines(true);
         let (control, ring, lane) = (GuaranteeControl::default(), VecDeque::new(), VecDeque::new());
         let vms = [(VM, TenantTerms { tenant: 0, terms, is_held: true })].into();
         let (offers, lines) = (vec![0; receivers], BTreeMap::new());
@@ -286,18 +287,22 @@ fn three_senders_send_no_more_than_two_receivers_may_receive() {
 }
 
 #[test]
-fn a_pair_alone_has_its_whole_guarantee_and_loses_only_signals() {
+fn a_pair_alone_has_its_whole_guarantee_and_loses_only_what_its_line_cannot_hold() {
     let mut net = Net::new(1, 1);
-    let flood = vec![vec![3 * HOSE]];
-    net.millis(1_000, &flood);
-    let (refused, signals) = (net.senders[0].refused, net.senders[0].signals);
-    let crossed = net.millis(4_000, &flood);
-    let rate = means(&crossed)[0];
+    net.millis(1_000, &[vec![HOSE * 99 / 100]]);
+    let lost = |net: &Net| (net.senders[0].refused, net.senders[0].signals);
+    let before = lost(&net);
+    let rate = means(&net.millis(4_000, &[vec![HOSE * 99 / 100]]))[0];
+    assert!((HOSE * 98 / 100..=HOSE).contains(&rate), "{rate}");
+    assert_eq!(lost(&net), before, "below the guarantee");
+    // A flood fills the line. 940 frames pass, and one of 64 is a signal.
+    net.millis(1_000, &[vec![3 * HOSE]]);
+    let (_, signals) = lost(&net);
+    let rate = means(&net.millis(4_000, &[vec![3 * HOSE]]))[0];
     assert!((HOSE * 97 / 100..=HOSE * 101 / 100).contains(&rate), "{rate}");
-    assert_eq!(net.senders[0].refused, refused, "frames wait in the VM's ring");
-    // 940 frames pass, and one of 64 is a signal.
     let signals = net.senders[0].signals - signals;
     assert!((12..=17).contains(&signals), "{signals}");
+    assert!(net.senders[0].ring.is_empty(), "no acknowledgement would wait in the ring");
 }
 
 #[test]

@@ -13,7 +13,14 @@ pub(super) struct Line {
 
 impl Line {
     /// Offers frame `number` of the VM to the address `mac`. Returns whether it passes at once.
-    pub fn offer(&mut self, table: &PairTable, mac: u64, size: Size, number: u32, now: Nanos) -> bool {
+    pub fn offer(
+        &mut self,
+        table: &PairTable,
+        mac: u64,
+        size: Size,
+        number: u32,
+        now: Nanos,
+    ) -> bool {
         match table.send(VM, mac, size, now) {
             Sending::Free | Sending::Pass | Sending::Ask(_) | Sending::Signal(_) => return true,
             Sending::Wait(Delayed { slot, .. }) if table.waits(VM, slot, size) => {

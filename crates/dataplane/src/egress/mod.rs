@@ -33,7 +33,7 @@ pub(crate) use account::count_loss;
 pub(crate) use direct::Whole;
 pub use slot::PortSlot;
 pub use touched::{Mark, Touched};
-pub(crate) use waiting::source_of;
+pub(crate) use waiting::{code_point_of, source_of};
 
 use std::sync::Arc;
 

@@ -125,7 +125,9 @@ impl Egress {
     }
 
     /// Makes the listed frames wait for the limits of their pairs, with the code point of their
-    /// tenant.
+    /// tenant. They get another one if it changes while they wait
+    /// ([`crate::queue::OutputQueue::release_delayed`]). Frames of a port that leaves meanwhile
+    /// keep the code point, and no frame leaves with that of its VM.
     #[inline(never)]
     fn delay_marked(
         &mut self,

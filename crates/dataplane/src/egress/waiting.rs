@@ -418,6 +418,13 @@ impl Egress {
     }
 }
 
+/// Returns the present code point of the tenant of port `source`. Returns `None` if the tenant has
+/// none, or if the port no longer belongs to `tenant`, which is a number like [`Source::tenant`].
+pub(crate) fn code_point_of(source: u16, tenant: u16, snapshot: &Snapshot) -> Option<u8> {
+    let dscp = snapshot.port(source)?.dscp;
+    dscp.filter(|_| source_of(PortId(source), snapshot).tenant == tenant)
+}
+
 /// Returns the description of port `source` for output queues.
 pub(crate) fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
     let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
@@ -431,11 +438,11 @@ pub(crate) fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
 
 #[cfg(test)]
 mod tests {
-    use penstock_units::Cycles;
+    use penstock_units::{Cycles, Vid};
 
     use super::*;
     use crate::capture::{BUFFER_BYTES, CaptureTerms, Fate, records};
-    use crate::offload::Offload;
+    use crate::snapshot::PortPolicy;
 
     /// Frames that wait in a port's own memory. The port's ring has room for some of them.
     struct OwnMemory {
@@ -452,8 +459,8 @@ mod tests {
             None
         }
 
-        fn read(&mut self, frame: Held, batch: &mut Batch) -> bool {
-            batch.push(&self.frames[frame.buffer as usize], Offload::NONE).is_ok()
+        fn bytes(&mut self, frame: Held) -> Option<&mut [u8]> {
+            self.frames.get_mut(frame.buffer as usize).map(Vec::as_mut_slice)
         }
 
         fn send(&mut self, frames: &[Held]) -> TxOutcome {
@@ -463,6 +470,17 @@ mod tests {
         }
 
         fn release(&mut self, _: Held) {}
+    }
+
+    #[test]
+    fn a_port_has_a_code_point_only_for_its_present_tenant() {
+        let mut policy = PortPolicy::access(1, Some(4), Vid::UNTAGGED, 0);
+        policy.dscp = Some(9);
+        let ports = vec![None, Some(Arc::new(policy))];
+        let snapshot = Snapshot::new(1, ports, Vec::new(), Vec::new(), 300);
+        let of = |port, tenant| code_point_of(port, tenant, &snapshot);
+        assert_eq!(of(1, 5), Some(9));
+        assert_eq!([of(1, 4), of(1, 0), of(0, 5), of(7, 5)], [None; 4]);
     }
 
     #[test]

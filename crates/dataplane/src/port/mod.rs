@@ -30,7 +30,7 @@ use core::any::Any;
 use penstock_units::{Cycles, Nanos};
 
 use crate::batch::Batch;
-use crate::offload::OffloadCaps;
+use crate::offload::{Offload, OffloadCaps};
 use crate::wake::Cause as SleepCause;
 
 /// Whether the worker can receive a frame from the port, as far as the port knows without a system
@@ -179,9 +179,14 @@ pub trait Buffers {
     /// for [`Self::send`]. `None` if no buffer is free or the frame is too long.
     fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held>;
 
+    /// Returns the bytes of a waiting frame. Returns `None` if no frame waits in the buffer.
+    fn bytes(&mut self, frame: Held) -> Option<&mut [u8]>;
+
     /// Copies a waiting frame into `batch`, for a capture. Returns false if no frame waits in the
     /// buffer, or if the batch has no room.
-    fn read(&mut self, frame: Held, batch: &mut Batch) -> bool;
+    fn read(&mut self, frame: Held, batch: &mut Batch) -> bool {
+        self.bytes(frame).is_some_and(|bytes| batch.push(bytes, Offload::NONE).is_ok())
+    }
 
     /// Sends the waiting frames `frames` in order. The first `frames + down + error` frames leave
     /// the output queue; the three numbers are fields of the returned `TxOutcome`. The remaining

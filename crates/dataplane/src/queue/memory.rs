@@ -96,6 +96,17 @@ impl<'a> Memory<'a> {
         }
     }
 
+    /// Writes the code point `dscp` into a waiting frame. Returns false if the frame stays
+    /// unchanged, because it is not IP.
+    pub(super) fn mark(&mut self, frame: &Stored, dscp: u8) -> bool {
+        let head = match (frame.at, &mut self.port) {
+            (At::Port(held), Some(port)) => port.bytes(held),
+            (At::Port(_), None) => None,
+            (At::Cells(_), _) => self.store.head_mut(frame),
+        };
+        head.is_some_and(|head| crate::headers::mark(head, dscp).is_some())
+    }
+
     /// Frees the memory of a waiting frame.
     pub(super) fn release(&mut self, frame: &Stored) {
         match (frame.at, &mut self.port) {

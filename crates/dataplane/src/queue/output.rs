@@ -508,10 +508,11 @@ impl OutputQueue {
         self.head.is_none()
     }
 
-    /// Removes up to `most` frames that are due from the output queue. Frames that must be copied
-    /// to `output` are added to the empty `batch`. Each removed frame keeps its memory until the
-    /// caller calls [`Self::sent`]. Calls `lost` with the source of each frame that the queue
-    /// dropped. Returns the number of removed frames that signal congestion.
+    /// Removes up to `most` frames that are due from the output queue. Frames in lines of pairs are
+    /// not due before [`Self::release_delayed`]. Frames that must be copied to `output` are added
+    /// to the empty `batch`. Each removed frame keeps its memory until the caller calls
+    /// [`Self::sent`]. Calls `lost` with the source of each frame that the queue dropped. Returns
+    /// the number of removed frames that signal congestion.
     pub(crate) fn load(
         &mut self,
         memory: &mut Memory<'_>,
@@ -523,9 +524,6 @@ impl OutputQueue {
         self.sending.clear();
         self.waits.clear();
         let mut signalled = Signalled::default();
-        if self.pair_lines.is_some() {
-            self.release_delayed(memory, now, lost);
-        }
         if let Some(limit) = &mut self.limit {
             limit.begin();
         }

@@ -11,7 +11,8 @@
 //! Frames above a pair's limit wait in the line of the pair. The line has the number of the pair's
 //! slot in the table. A heap orders the lines by the times at which their first frames may leave.
 //! The table decides when a frame leaves, because rates change while frames wait. A frame that
-//! leaves its line enters the output's queue like a new frame, with the classes of that moment.
+//! leaves its line enters the output's queue like a new frame, with the classes and the code point
+//! of that moment.
 //!
 //! # Bounds
 //!

@@ -248,6 +248,13 @@ impl FrameStore {
         Ok(())
     }
 
+    /// Returns the bytes of a waiting frame in its first cell. Returns `None` for a frame outside
+    /// the store.
+    pub(super) fn head_mut(&mut self, frame: &Stored) -> Option<&mut [u8]> {
+        let cell = self.bytes.get_mut(frame.first() as usize * CELL..)?;
+        cell.get_mut(..CELL.min(frame.len as usize))
+    }
+
     /// Frees the cells of a waiting frame.
     pub fn release(&mut self, frame: &Stored) {
         let cells = (frame.len as usize).div_ceil(CELL).max(1);

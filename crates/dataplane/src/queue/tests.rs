@@ -47,9 +47,8 @@ impl Buffers for OwnMemory {
         Some(Held { buffer: u32::try_from(at).unwrap(), len: batch.frame(i).len })
     }
 
-    fn read(&mut self, held: Held, batch: &mut Batch) -> bool {
-        let bytes = self.buffers[held.buffer as usize].as_ref();
-        bytes.is_some_and(|bytes| batch.push(bytes, Offload::NONE).is_ok())
+    fn bytes(&mut self, held: Held) -> Option<&mut [u8]> {
+        self.buffers[held.buffer as usize].as_deref_mut()
     }
 
     fn send(&mut self, frames: &[Held]) -> TxOutcome {

@@ -28,7 +28,7 @@ use super::roster::{Event, Roster};
 use crate::batch::BATCH_FRAMES;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
-use crate::egress::{PortSlot, count_loss};
+use crate::egress::{PortSlot, code_point_of, count_loss};
 use crate::port::PortQueue;
 use crate::queue::{Memory, Order, OutputQueue, QueueHome, Signalled};
 use crate::schedule::ScheduleKind;
@@ -408,10 +408,11 @@ impl Outputs {
         ctx.batch.limit(most);
         let (store, captures) = ctx.egress.store_and_captures();
         let memory = &mut Memory::of(store, queues);
-        let signalled =
-            queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut |source, why| {
-                count_loss(counters, captures, (source, port), why);
-            });
+        let snapshot = &ctx.snapshot;
+        let mut lost = |source, why| count_loss(counters, captures, (source, port), why);
+        let code_point = |source, tenant| code_point_of(source, tenant, snapshot);
+        queue.release_delayed(memory, now, code_point, &mut lost);
+        let signalled = queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut lost);
         if signalled != Signalled::default()
             && let Some(counters) = counters[port.index()].as_deref()
         {

@@ -50,6 +50,7 @@ struct Bed {
     drivers: Vec<MemoryDriver>,
     counters: Vec<Arc<PortCounters>>,
     table: Arc<PairTable>,
+    uplink: Option<Arc<PortPolicy>>,
 }
 
 impl Bed {
@@ -90,11 +91,12 @@ impl Bed {
             policy.slow_path = SlowPathLimit::UNLIMITED;
             Some(Arc::new(policy.finish()))
         });
+        let uplink = policies[UPLINK].clone();
         let domain =
             Domain { tenant: Some(1), vid: vid.get(), members: (0..2).collect(), fdb_limit: 64 };
         let policies = policies.into();
         worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
-        let bed = Self { worker, core, drivers, counters, table };
+        let bed = Self { worker, core, drivers, counters, table, uplink };
         bed.limit(10 * MBIT);
         bed
     }
@@ -138,6 +140,18 @@ impl Bed {
         let pair = self.table.sending().next().unwrap().pair;
         let rate = BitsPerSecond(rate);
         self.table.set_sender(pair, rate, (rate, rate, rate));
+    }
+
+    /// Gives the tenant of the VM the code point `dscp`, if there are no tags.
+    fn set_code_point(&mut self, dscp: u8) {
+        let mut vm = PortPolicy::access(1, Some(1), Vid::UNTAGGED, 0);
+        (vm.slow_path, vm.dscp) = (SlowPathLimit::UNLIMITED, Some(dscp));
+        let policies = vec![self.uplink.clone(), Some(Arc::new(vm.finish()))];
+        let vid = Vid::UNTAGGED.get();
+        let domain = Domain { tenant: Some(1), vid, members: (0..2).collect(), fdb_limit: 64 };
+        let number = 2 + u64::from(dscp);
+        let next = Snapshot::new(number, policies, vec![domain], vec![], 300);
+        self.worker.swap_snapshot(Arc::new(next));
     }
 
     fn assert_sums(&self) {
@@ -346,6 +360,40 @@ fn frames_above_a_guarantee_wait_at_the_uplink_and_other_pairs_of_the_vm_pass() 
     let numbers = first.iter().chain(&departed(&bed)).map(|frame| frame[20]).collect::<Vec<_>>();
     assert!(numbers.iter().copied().eq(17..40), "{numbers:?}");
     assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
+    bed.assert_sums();
+}
+
+#[test]
+fn frames_that_wait_leave_with_the_code_point_of_their_tenant_when_it_gets_a_queue() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.set_code_point(8);
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    bed.pass(VM, &[supports_ecn(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    let numbered = |number: u8| {
+        let mut bytes = supports_ecn(NEAR, FAR);
+        bytes[60] = number;
+        bytes
+    };
+    // Code points and numbers.
+    let read = |frames: &[Vec<u8>]| -> Vec<(u8, u8)> {
+        let data = frames.iter().filter(|frame| !is_marker(frame));
+        data.map(|frame| (frame[15] >> 2, frame[60])).collect()
+    };
+    let [at_once, _] = bed.pass(VM, &(0..40).map(numbered).collect::<Vec<_>>());
+    let at_once = read(&at_once);
+    let first = u8::try_from(at_once.len()).expect("few frames");
+    assert!((10..30).contains(&first) && at_once.iter().all(|(dscp, _)| *dscp == 8));
+    bed.set_code_point(10);
+    bed.table.release(1);
+    let [mut left, _] = bed.pass(VM, &(40..45).map(numbered).collect::<Vec<_>>());
+    bed.run(HZ / 5);
+    left.extend(departed(&bed));
+    let left = read(&left);
+    assert!(left.iter().copied().eq((first..45).map(|number| (10, number))), "{left:?}");
+    assert_eq!(bed.counters[VM].read().queued, 0);
     bed.assert_sums();
 }
 

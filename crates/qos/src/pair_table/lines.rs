@@ -12,6 +12,16 @@
 //! debt. The table decides when the first frame of a line leaves; the frame pays then. Pure
 //! acknowledgements pass the line, up to a burst.
 //!
+//! # End of the limits
+//!
+//! A VM may have frames for 2 s in its lines when its tenant gets a queue and the limits end. If
+//! all frames left at once, most would be lost: the next switch has room for 25 ms in this queue.
+//! So frames leave at [`SPEED`] times the former rates of the VM and of the pair. New frames of a
+//! pair follow its frames that wait. TCP refills the line until the line sends the whole window in
+//! a round trip, so no fixed speed is high enough. The speed therefore doubles every
+//! [`SPEED_STEP`], as the rate of a new TCP connection does in each round trip. After
+//! [`SPEED_STEPS`] steps, all frames leave at once.
+//!
 //! # Bounds
 //!
 //! A line has a number of bytes from which on no more frames wait, and frames become late. A VM
@@ -21,7 +31,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_units::Nanos;
 
-use super::{PERIOD, PairTable, SendSlot, Vm};
+use super::{PERIOD, PacedBucket, PairTable, SendSlot, Vm};
 use crate::policer::Size;
 
 /// A frame is late after the time of this many full frames at the rate of its pair, if this is
@@ -30,6 +40,87 @@ use crate::policer::Size;
 const LATE_FRAMES: u64 = 16;
 /// Time after which a frame is late at any rate of its pair, if the output's limit is not longer.
 const LATE_MAX: Nanos = Nanos::from_secs(2);
+/// Speed at which frames first leave lines after the end of the limits, as a multiple of the former
+/// rates.
+const SPEED: u64 = 4;
+/// Time after which the speed doubles.
+const SPEED_STEP: Nanos = Nanos::from_millis(50);
+/// Number of steps after which all frames leave at once.
+const SPEED_STEPS: u64 = 8;
+
+/// Frames that left the lines of a VM after the end of its limits.
+#[derive(Debug)]
+pub(super) struct Emptying {
+    /// Time in ns at which the first frame left; 0 if none has left yet.
+    since: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Emptying {
+    pub(super) const fn new() -> Self {
+        Self { since: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    }
+
+    fn begin_again(&self) {
+        self.since.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the number of steps since the first frame left, and the time since the last step.
+    fn steps(&self, now: Nanos) -> (u64, Nanos) {
+        let since = Some(self.since.load(Ordering::Relaxed)).filter(|since| *since != 0);
+        let elapsed = since.map_or(0, |since| now.0.saturating_sub(since));
+        (elapsed / SPEED_STEP.0, Nanos(elapsed % SPEED_STEP.0))
+    }
+
+    /// Returns the present speed as a multiple of the former rates.
+    pub(super) fn speed(&self, now: Nanos) -> u64 {
+        SPEED << self.steps(now).0.min(SPEED_STEPS)
+    }
+}
+
+impl Vm {
+    /// Sets whether the rates of the VM are in force.
+    pub(super) fn set_limited(&self, limited: bool) {
+        if !limited && self.limited.load(Ordering::Relaxed) {
+            self.emptying.begin_again();
+        }
+        self.limited.store(limited, Ordering::Relaxed);
+    }
+
+    /// Takes tokens for a frame that leaves the line of the pair with this bucket.
+    fn pay(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> Result<(), Nanos> {
+        let debt = self.send.debt(now);
+        if debt > Nanos::ZERO {
+            return Err(debt.min(PERIOD));
+        }
+        let pays = self.take(bucket, bytes, now);
+        if pays { Ok(()) } else { Err(bucket.debt(now).min(PERIOD)) }
+    }
+
+    /// Lets a frame leave the line of the pair in `slot` after the end of the limits. The buckets
+    /// keep their tokens, so that limits that return find no debt.
+    fn empty(&self, slot: &SendSlot, bytes: u32, now: Nanos) -> Result<(), Nanos> {
+        let Emptying { since, bytes: left } = &self.emptying;
+        let begin = now.0.max(1);
+        let _ = since.compare_exchange(0, begin, Ordering::Relaxed, Ordering::Relaxed);
+        let (steps, rest) = self.emptying.steps(now);
+        if steps < SPEED_STEPS {
+            let of_vm = self.send.time_of(left.load(Ordering::Relaxed));
+            let of_pair = slot.bucket.time_of(slot.emptied.load(Ordering::Relaxed));
+            // The sum of the speeds over time, in time at the former rates.
+            let allowed = SPEED * (((SPEED_STEP.0 + rest.0) << steps) - SPEED_STEP.0);
+            let early = of_vm.max(of_pair).0.saturating_sub(allowed);
+            if early > 0 {
+                let wait = early.div_ceil(SPEED << steps);
+                return Err(Nanos(wait.min(SPEED_STEP.0 - rest.0)));
+            }
+        }
+        left.fetch_add(bytes.into(), Ordering::Relaxed);
+        slot.emptied.fetch_add(bytes.into(), Ordering::Relaxed);
+        Ok(())
+    }
+}
 
 impl PairTable {
     /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
@@ -76,20 +167,19 @@ impl PairTable {
 
     /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
     /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
-    /// debt, or if the VM has no limits any more.
+    /// debt. If the VM has no limits any more, its lines become empty within half a second. If its
+    /// pairs are no longer measured, the frame leaves at once, because new frames do not wait.
     ///
     /// # Errors
     /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
     /// because rates change.
     pub fn departs(&self, port: u16, slot: usize, bytes: u32, now: Nanos) -> Result<(), Nanos> {
         let Some(slot) = self.send.get(slot) else { return Ok(()) };
-        if let Some(vm) = self.vm(port).filter(|_| slot.bucket.is_set()) {
-            let debt = vm.send.debt(now);
-            if debt > Nanos::ZERO {
-                return Err(debt.min(PERIOD));
-            }
-            if !vm.take(&slot.bucket, bytes, now) {
-                return Err(slot.bucket.debt(now).min(PERIOD));
+        if let Some(vm) = self.measured_vm(port).filter(|_| slot.bucket.is_set()) {
+            if vm.limited.load(Ordering::Relaxed) {
+                vm.pay(&slot.bucket, bytes, now)?;
+            } else {
+                vm.empty(slot, bytes, now)?;
             }
         }
         self.ends_waiting(port, slot, bytes);
@@ -140,8 +230,11 @@ impl PairTable {
     }
 }
 
-/// Subtracts `bytes`, at least to 0.
-pub(super) fn subtract(from: &AtomicU64, bytes: u32) {
-    let less = |value: u64| Some(value.saturating_sub(bytes.into()));
-    let _ = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+/// Subtracts `bytes`, at least to 0. Returns the difference.
+pub(super) fn subtract(from: &AtomicU64, bytes: u32) -> u64 {
+    let less = |value: u64| value.saturating_sub(bytes.into());
+    let subtracted =
+        from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |value| Some(less(value)));
+    let (Ok(before) | Err(before)) = subtracted;
+    less(before)
 }

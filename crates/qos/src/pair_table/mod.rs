@@ -39,7 +39,8 @@
 //!   that is fixed when the frame arrives, as in Carousel (SIGCOMM 2017), would be that of an old
 //!   rate: rates change 20 times a second, and frames of a slow pair can wait longer than that. If
 //!   a line is never empty for 100 ms, frames signal congestion. Frames that find their line full
-//!   are dropped.
+//!   are dropped. When the limits of a VM end, its lines become empty within half a second
+//!   (`lines`).
 //! - A table for guarantees also notes which flows of a pair send ([`PairTable::send_flow`]), in 64
 //!   bits for each pair. The control plane estimates the number of flows from these bits, and
 //!   questions report the number.
@@ -79,6 +80,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 use crate::policer::Size;
 pub use code_points::{CodePoints, FLOWS_OF_VM};
 use keys::Keys;
+use lines::Emptying;
 use pressure::Pressure;
 pub use slots::{Answer, EPOCH_BITS, Question};
 use slots::{PacedBucket, ReceiveSlot, SendSlot};
@@ -254,6 +256,7 @@ struct Vm {
     pressure: Pressure,
     /// Bytes that wait in the lines of the VM's pairs.
     waiting: AtomicU64,
+    emptying: Emptying,
     bytes: AtomicU64,
     refused: AtomicU64,
     /// Number of the VM's pairs in each direction.
@@ -298,6 +301,7 @@ impl PairTable {
             arrived: AtomicU64::new(0),
             pressure: Pressure::new(),
             waiting: AtomicU64::new(0),
+            emptying: Emptying::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             pairs: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -395,7 +399,7 @@ impl PairTable {
             slot.note_flow(flow);
         }
         if !vm.limited.load(Ordering::Relaxed) {
-            return self.pass(slot, size, now);
+            return self.pass(vm, slot, size, now);
         }
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
             let passes = vm.take(&vm.default, size.bytes, now);
@@ -439,7 +443,7 @@ impl PairTable {
             if relaxed {
                 vm.pressure.rest(now);
             }
-            if !slot.has_room() {
+            if !slot.has_room(1) {
                 slot.count(size, false);
                 return Sending::Refuse;
             }
@@ -470,10 +474,15 @@ impl PairTable {
     /// Counts a frame of a VM without limits. Nothing is asked about a pair before
     /// [`Self::set_sender`] has set what the question reports. While frames of the pair still wait
     /// for a former limit, the frame follows them.
-    fn pass(&self, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
+    fn pass(&self, vm: &Vm, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
         let Some((at, slot)) = slot else { return Sending::Pass };
+        let waits = slot.is_waited_for();
+        if waits && !slot.has_room(vm.emptying.speed(now)) {
+            slot.count(size, false);
+            return Sending::Refuse;
+        }
         let asks = slot.bucket.is_set() && slot.asks(now, self.asks_every(slot));
-        if slot.is_waited_for() {
+        if waits {
             return Sending::Wait(Delayed { slot: at, signals: false, asks });
         }
         slot.count(size, true);
@@ -570,7 +579,7 @@ impl PairTable {
         vm.default.set(rates.default);
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
-        vm.limited.store(limited, Ordering::Relaxed);
+        vm.set_limited(limited);
         // A worker that sees a measured VM also sees its rates, and the first rate of its pairs.
         vm.measured.store(true, Ordering::Release);
     }
@@ -587,14 +596,14 @@ impl PairTable {
     /// Puts the rates of the VM at `port` into force, if the VM is measured.
     pub fn hold(&self, port: u16) {
         if let Some(vm) = self.measured_vm(port) {
-            vm.limited.store(true, Ordering::Relaxed);
+            vm.set_limited(true);
         }
     }
 
     /// Removes the limits of pairs from the VM at `port`. The VM's pairs are still measured.
     pub fn release(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
-            vm.limited.store(false, Ordering::Relaxed);
+            vm.set_limited(false);
         }
     }
 
@@ -602,7 +611,7 @@ impl PairTable {
     /// [`Self::end_sender`] and [`Self::end_receiver`].
     pub fn unlimit(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
-            vm.limited.store(false, Ordering::Relaxed);
+            vm.set_limited(false);
             vm.measured.store(false, Ordering::Relaxed);
         }
     }

@@ -267,6 +267,8 @@ pub(super) struct SendSlot {
     /// Bytes that wait for the bucket. The callers that make frames wait change the number, so a
     /// new pair in the slot does not reset it.
     waiting: AtomicU64,
+    /// Bytes that left the line after the end of the VM's limits, since the line was empty.
+    pub(super) emptied: AtomicU64,
     /// Signals of congestion while frames wait.
     pub(super) pressure: Pressure,
     /// Time in ns at which the next question is due.
@@ -301,6 +303,7 @@ impl SendSlot {
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
             pressure: Pressure::new(),
             next: AtomicU64::new(0),
             every: AtomicU64::new(GUARANTEE_PERIOD.0),
@@ -366,9 +369,10 @@ impl SendSlot {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a further frame may wait for the bucket. A large segment may exceed the room.
-    pub(super) fn has_room(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) < self.bucket.line()
+    /// Whether a further frame may wait for the bucket, if frames leave at `speed` times its rate.
+    /// A large segment may exceed the room.
+    pub(super) fn has_room(&self, speed: u64) -> bool {
+        self.waiting.load(Ordering::Relaxed) < self.bucket.line() * speed
     }
 
     /// Notes that a frame of `bytes` bytes waits for the bucket.
@@ -378,7 +382,9 @@ impl SendSlot {
 
     /// Notes that a frame of `bytes` bytes no longer waits for the bucket.
     pub(super) fn ends_waiting(&self, bytes: u32) {
-        subtract(&self.waiting, bytes);
+        if subtract(&self.waiting, bytes) == 0 {
+            self.emptied.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Whether a question is due. Returns true once in each time `every`.

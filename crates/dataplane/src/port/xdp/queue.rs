@@ -345,14 +345,13 @@ impl Buffers for XdpQueue {
         self.copy_in(batch, i).ok()
     }
 
-    fn read(&mut self, frame: Held, batch: &mut Batch) -> bool {
+    fn bytes(&mut self, frame: Held) -> Option<&mut [u8]> {
         if !self.pool.is_held(frame.buffer) {
-            return false;
+            return None;
         }
         // SAFETY: the frame waits in the buffer, so the kernel does not have the buffer. WHY: the
         // method is unsafe.
-        let bytes = unsafe { self.umem.bytes(frame.buffer, 0, frame.len) };
-        bytes.is_some_and(|bytes| batch.push(bytes, Offload::NONE).is_ok())
+        unsafe { self.umem.bytes(frame.buffer, 0, frame.len) }
     }
 
     fn send(&mut self, frames: &[Held]) -> TxOutcome {

@@ -144,18 +144,22 @@ fn the_backlog_counts_frames_that_came_during_a_burst() {
 }
 
 #[test]
-fn a_waiting_frame_can_be_read_until_it_leaves() {
+fn a_waiting_frame_can_be_read_and_changed_until_it_leaves() {
     let (mut queue, mut kernel) = rig();
     let (mut batch, mut copy) = (Batch::new(), Batch::new());
     batch.push(&frame(7, 900), Offload::NONE).unwrap();
     let held = Buffers::fill(&mut queue, &batch, 0).unwrap();
     assert!(queue.read(held, &mut copy));
     assert_eq!(bytes(&copy, 0), frame(7, 900));
+    let mut changed = frame(7, 900);
+    changed[15] = !changed[15];
+    Buffers::bytes(&mut queue, held).unwrap()[15] = changed[15];
     assert_eq!(queue.send(&[held]).frames, 1);
     copy.clear();
     assert!(!queue.read(held, &mut copy), "the kernel has the buffer");
+    assert!(Buffers::bytes(&mut queue, held).is_none());
     queue.publish();
-    assert_eq!(kernel.take(&queue, 1), [frame(7, 900)]);
+    assert_eq!(kernel.take(&queue, 1), [changed]);
 }
 
 #[test]

@@ -47,17 +47,31 @@ impl OutputQueue {
         pushed.ok_or(Refused::AbovePair)
     }
 
-    /// Moves the frames that may leave the lines of their pairs to the output's queue.
-    pub(super) fn release_delayed(
+    /// Moves the frames that may leave the lines of their pairs to the output's queue. The function
+    /// `code_point` returns the present code point of a port's tenant, from the port's number and
+    /// [`Source::tenant`]. If it returns `None`, the frame keeps its code point.
+    ///
+    /// A frame can wait for 2 s, and its tenant may get a queue of the fabric meanwhile. With its
+    /// former code point, the frame would then use the queue that other tenants share, although no
+    /// limit holds it any more, and later frames of its flow would overtake it.
+    pub(crate) fn release_delayed(
         &mut self,
         memory: &mut Memory<'_>,
         now: Nanos,
+        code_point: impl Fn(u16, u16) -> Option<u8>,
         lost: &mut impl FnMut(u16, DropReason),
     ) {
         let most = self.terms.bound.wait;
         for _ in 0..RELEASED_MAX {
             let released = self.pair_lines.as_deref_mut().and_then(|lines| lines.next(now, most));
-            let Some(Released { frame, tenant, late }) = released else { return };
+            let Some(Released { mut frame, tenant, late }) = released else { return };
+            if !late
+                && let Some(dscp) = code_point(frame.source, tenant)
+                && dscp != frame.class.dscp
+                && memory.mark(&frame, dscp)
+            {
+                frame.class.dscp = dscp;
+            }
             let reason = if late { DropReason::QueueLate } else { DropReason::QueueFull };
             if late || !self.join(memory, (frame, tenant), now, lost) {
                 memory.release(&frame);

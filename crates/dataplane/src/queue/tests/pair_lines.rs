@@ -4,6 +4,8 @@ use penstock_qos::pair_table::{Delayed, PAIRS_OF_VM_MAX, PairLimits, PairTable, 
 use penstock_qos::policer::{RATE_MAX, Size};
 
 use super::*;
+use crate::finish::{checksum, sum};
+use crate::headers;
 use crate::ingress_policer::{link_bytes, on_wire};
 
 const MBIT: u64 = 1_000_000;
@@ -119,9 +121,9 @@ impl Uplink {
             let mut batch = Batch::new();
             let (before, lost) = (self.lost.len(), &mut self.lost);
             let memory = &mut Memory::of(&mut self.store, &mut []);
-            self.queue.load(memory, &mut batch, (1, 32), self.now, &mut |port, why| {
-                lost.push((port, why));
-            });
+            let mut lost = |port, why| lost.push((port, why));
+            self.queue.release_delayed(memory, self.now, |_, _| None, &mut lost);
+            self.queue.load(memory, &mut batch, (1, 32), self.now, &mut lost);
             for i in 0..batch.len() {
                 let mut bytes = Vec::new();
                 batch.copy_out(i, &mut bytes);
@@ -292,6 +294,98 @@ fn frames_that_waited_take_the_places_of_a_larger_flow() {
     let of = |port| left.iter().filter(|(from, _)| *from == port).count();
     assert_eq!((of(4), of(0), uplink.lost.len()), (23, 17, 3));
     assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+}
+
+/// Returns a frame of port 1 with an IPv4 header, one with a VLAN tag, one with an IPv6 header, and
+/// one without an IP header.
+fn kinds() -> [Vec<u8>; 4] {
+    let mut v4 = frame(1, 7, 200);
+    // Code point 8 and ECN 1.
+    v4[14..34]
+        .copy_from_slice(&[0x45, 33, 0, 186, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    let header = checksum(sum(&v4[14..34], 0));
+    v4[24..26].copy_from_slice(&header.to_be_bytes());
+    let tagged = [&v4[..12], &[0x81, 0, 0, 5][..], &v4[12..]].concat();
+    let mut v6 = frame(1, 7, 200);
+    v6[12..16].copy_from_slice(&[0x86, 0xdd, 0x62, 0x10]);
+    let mut other = frame(1, 7, 200);
+    other[12..14].copy_from_slice(&[8, 6]);
+    [v4, tagged, v6, other]
+}
+
+/// Makes a frame of port 1 wait for its pair, in the memory of the port (`own`) or in the store.
+/// Returns the frame as it leaves while its sender has the code point `dscp`, and its queue.
+fn after_a_wait(own: bool, bytes: &[u8], dscp: Option<u8>) -> (Vec<u8>, u8) {
+    let mut uplink = Uplink::new(64);
+    uplink.limit(1, FAR, MBIT);
+    assert_eq!(uplink.offer_all((1, FAR), 17), [17, 0, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    let memory = OwnMemory { buffers: vec![None; 4], sent: Vec::new() };
+    let mut port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
+    let memory = &mut Memory::of(&mut uplink.store, &mut port);
+    let mut batch = Batch::new();
+    batch.push(bytes, Offload::NONE).expect("one frame fits");
+    let size = Size { bytes: link_bytes(on_wire(&batch, 0)), frames: 1 };
+    let Sending::Wait(Delayed { slot, .. }) = uplink.table.send(1, FAR, size, uplink.now) else {
+        panic!("the pair is in debt")
+    };
+    let (queue, pair) = (&mut uplink.queue, (&uplink.table, slot));
+    queue.delay(memory, (&batch, 0), &source(1), pair, uplink.now).expect("there is room");
+    let code_point = |port: u16, tenant: u16| {
+        assert_eq!((port, tenant), (1, source(1).tenant));
+        dscp
+    };
+    let (later, lost) = (uplink.now + Nanos::from_millis(20), &mut |_, _| unreachable!("no loss"));
+    queue.release_delayed(memory, later, code_point, lost);
+    batch.clear();
+    queue.load(memory, &mut batch, (1, 32), later, lost);
+    let &[sent] = queue.sending() else { panic!("one frame leaves") };
+    assert_eq!(sent.in_port().is_some(), own);
+    if let Some(held) = sent.in_port() {
+        let buffers = port[0].buffers().expect("it has some");
+        assert!(buffers.read(held, &mut batch));
+    }
+    let mut left = Vec::new();
+    batch.copy_out(0, &mut left);
+    (left, sent.class.queue)
+}
+
+#[test]
+fn a_frame_leaves_its_line_with_the_code_point_that_its_sender_has_then() {
+    for own in [false, true] {
+        let [v4, tagged, v6, other] = kinds();
+        for (number, before) in [&v4, &tagged, &v6].into_iter().enumerate() {
+            let (mut left, queue) = after_a_wait(own, before, Some(16));
+            assert_eq!((headers::dscp_of(&left), queue), (16, 2), "frame {number}");
+            if number < 2 {
+                let ip = &left[14 + 4 * number..][..20];
+                assert_eq!(checksum(sum(ip, 0)), 0, "frame {number}");
+            }
+            // Nothing else has changed.
+            headers::mark(&mut left, 8);
+            assert_eq!(&left, before);
+            assert_eq!(after_a_wait(own, before, None), (before.clone(), 1));
+        }
+        assert_eq!(after_a_wait(own, &other, Some(16)), (other, 0), "not IP");
+    }
+}
+
+#[test]
+fn a_line_leaves_soon_but_not_at_once_if_its_limit_ends_and_new_frames_follow_it() {
+    let mut uplink = Uplink::new(256);
+    uplink.limit(1, FAR, MBIT);
+    assert_eq!(uplink.offer_all((1, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(1).len(), 17);
+    uplink.table.release(1);
+    assert_eq!(uplink.offer((1, FAR), 40, 1_000), Fate::Waits);
+    let mut left = Vec::new();
+    for millis in 0..100 {
+        let now = uplink.go(1_000_000);
+        assert!(now.len() <= 1, "{} frames after {millis} ms", now.len());
+        left.extend(now.into_iter().map(|(_, number)| number));
+    }
+    assert!(left.iter().copied().eq(17..41), "{left:?}");
+    assert_eq!((uplink.offer((1, FAR), 41, 1_000), uplink.lost.len()), (Fate::Passes, 0));
 }
 
 proptest! {

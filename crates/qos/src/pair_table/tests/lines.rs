@@ -213,21 +213,140 @@ fn frames_of_slow_pairs_may_wait_longer() {
     assert_eq!(table.longest_wait(slot, Nanos::from_secs(3)), Nanos::from_secs(3));
 }
 
+/// Offers frames of a pair with the limit `rate` and a full bucket at the time `now`. Returns those
+/// that wait, and the number of those that pass.
+fn filled(table: &PairTable, rate: BitsPerSecond, frames: u32, now: Nanos) -> (Line, u32) {
+    let pair = limited(table, 1);
+    table.set_sender(pair, rate, (rate, rate, rate));
+    let mut line = Line::default();
+    let passed = (0..frames).filter(|n| line.offer(table, FAR, FRAME, *n, now)).count();
+    (line, u32::try_from(passed).unwrap())
+}
+
+/// Lets time pass until all frames have left their lines. Returns the time.
+fn until_empty(table: &PairTable, mut line: Line, begin: Nanos) -> Nanos {
+    let mut now = begin;
+    while let Some((slot, size, _)) = line.frames.front().copied() {
+        match table.departs(VM, slot, size.bytes, now) {
+            Ok(()) => {
+                line.frames.pop_front();
+            }
+            Err(wait) => now += wait,
+        }
+    }
+    now.saturating_sub(begin)
+}
+
 #[test]
-fn frames_leave_at_once_if_the_limit_ends_and_others_follow_them() {
+fn frames_leave_faster_and_faster_if_the_limit_ends_and_others_follow_them() {
     let table = guarantees();
-    limited(&table, 1);
-    let (mut line, now) = (Line::default(), Nanos::from_secs(1));
-    (0..20).for_each(|number| {
+    let now = Nanos::from_secs(1);
+    let (mut line, passed) = filled(&table, mbps(1), 40, now);
+    assert_eq!((passed, line.frames.len(), line.leave(&table, now)), (14, 26, None));
+    table.release(VM);
+    assert!(!line.offer(&table, FAR, FRAME, 40, now), "it follows the frames that wait");
+    let mut left = Vec::new();
+    // A frame took 10 ms, then takes 2.5 ms, and 1.25 ms after 50 ms.
+    for (ms, count) in [(0, 1), (10, 5), (49, 20), (50, 21), (57, 26), (58, 27)] {
+        let now = now + Nanos::from_millis(ms);
+        left.extend(std::iter::from_fn(|| line.leave(&table, now)).map(|(_, number)| number));
+        assert_eq!(left.len(), count, "{ms} ms");
+    }
+    assert!(left.iter().copied().eq(14..41), "{left:?}");
+    assert!(line.offer(&table, FAR, FRAME, 41, now));
+    // Limits that return find no debt, and their end begins as slowly.
+    table.hold(VM);
+    let later = Nanos::from_millis(1_400);
+    let (mut line, passed) = filled(&table, mbps(1), 40, later);
+    assert_eq!(passed, 14);
+    table.release(VM);
+    assert_eq!(std::iter::from_fn(|| line.leave(&table, later)).count(), 1);
+    // New frames no longer wait, so the frames that wait must leave at once.
+    table.unlimit(VM);
+    assert_eq!(table.send(VM, FAR, FRAME, later), Sending::Free);
+    assert_eq!(until_empty(&table, line, later), Nanos::ZERO);
+}
+
+#[test]
+fn lines_are_empty_in_less_than_half_a_second_after_the_end_of_any_limit() {
+    // The time of 26 frames at the speed in each step, or of 49 frames at a high rate.
+    for (rate, millis) in [(1_000, 400), (100_000, 187), (MBIT, 57), (10 * MBIT, 12)] {
+        let (table, now) = (guarantees(), Nanos::from_secs(1));
+        let (line, passed) = filled(&table, BitsPerSecond(rate), 200, now);
+        let waiting = line.frames.len();
+        assert_eq!((passed, waiting), if rate > MBIT { (50, 50) } else { (14, 27) }, "{rate}");
+        table.release(VM);
+        assert_eq!(until_empty(&table, line, now).0 / 1_000_000, millis, "{rate}");
+    }
+}
+
+#[test]
+fn a_fast_sender_neither_overtakes_its_line_nor_waits_long_after_the_end_of_its_limit() {
+    let (table, begin) = (guarantees(), Nanos::from_secs(1));
+    let (mut line, passed) = filled(&table, mbps(1), 40, begin);
+    table.release(VM);
+    let (mut left, mut most, mut first) = (Vec::new(), 0, None);
+    // 10 Mbit/s.
+    for ms in 0..300_u32 {
+        let (now, before) = (begin + Nanos::from_millis(ms.into()), left.len());
+        left.extend(std::iter::from_fn(|| line.leave(&table, now)).map(|(_, number)| number));
+        if line.offer(&table, FAR, FRAME, 40 + ms, now) {
+            left.push(40 + ms);
+            first = first.or(Some(ms));
+        }
+        most = most.max(left.len() - before);
+    }
+    assert!(left.iter().copied().eq(passed..340), "{left:?}");
+    assert_eq!(line.refused, 0);
+    assert!(most <= 5, "a burst of {most} frames");
+    assert!(first.is_some_and(|ms| (150..200).contains(&ms)), "{first:?}");
+}
+
+#[test]
+fn a_line_has_room_for_the_speed_at_which_it_leaves_after_the_end_of_its_limit() {
+    let (table, now) = (guarantees(), Nanos::from_secs(1));
+    let (mut line, _) = filled(&table, mbps(1), 40, now);
+    table.release(VM);
+    (40..240).for_each(|number| {
         line.offer(&table, FAR, FRAME, number, now);
     });
-    assert_eq!((line.frames.len(), line.leave(&table, now)), (6, None));
+    // Four times 32,768 bytes, and a part of the last frame.
+    assert_eq!((line.frames.len(), line.refused), (105, 121));
+    assert_eq!(table.sending().next().unwrap().refused, 121);
+}
+
+#[test]
+fn the_lines_of_a_vm_together_leave_at_a_multiple_of_its_former_limit() {
+    let (table, most) = (guarantees(), crate::policer::RATE_MAX);
+    table.set_lines(true);
+    let now = Nanos::from_secs(1);
+    let pairs = [FAR, FAR + 1];
+    for mac in pairs {
+        table.send(VM, mac, FRAME, Nanos::from_millis(1));
+    }
+    for read in table.sending().collect::<Vec<_>>() {
+        table.set_sender(read.pair, most, (most, most, most));
+    }
+    table.limit(VM, VmRates { default: most, send: mbps(1), receive: most });
+    let mut lines = pairs.map(|mac| {
+        let mut line = Line::default();
+        (0..14).for_each(|number| {
+            line.offer(&table, mac, FRAME, number, now);
+        });
+        line
+    });
+    // The VM's bucket has 4,096 bytes.
+    assert_eq!([0, 1].map(|line: usize| lines[line].frames.len()), [10, 14]);
     table.release(VM);
-    assert!(!line.offer(&table, FAR, FRAME, 20, now), "it follows the frames that wait");
-    let left: Vec<u32> =
-        std::iter::from_fn(|| line.leave(&table, now)).map(|(_, number)| number).collect();
-    assert_eq!(left, [14, 15, 16, 17, 18, 19, 20]);
-    assert!(line.offer(&table, FAR, FRAME, 21, now));
+    let mut left = 0;
+    // 2.5 ms for a frame of any line.
+    for ms in 0..50 {
+        let now = now + Nanos::from_millis(ms);
+        for line in &mut lines {
+            left += std::iter::from_fn(|| line.leave(&table, now)).count();
+        }
+        assert_eq!(left as u64, 2 * ms / 5 + 1, "{ms} ms");
+    }
 }
 
 #[test]

@@ -11,14 +11,13 @@
 //! limits are known and wait in the table until [`PairTable::hold`] puts them into force. A pair
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
-//! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
-//! the VM's ring. Frames above a pair's own limit wait in a line of the pair at the uplink. The
-//! rate of a pair's bucket is the limit times [`HEADROOM`], so the frames of a VM with one pair
-//! wait in the ring, where TCP loses none.
+//! Frames above a pair's limit wait in a line of the pair at the uplink. While a pair has reached
+//! its limit, frames of its VM above the sum of the pairs' limits wait in the lines, too. Both
+//! limits are multiplied by [`HEADROOM`], because a VM also pays for its questions.
 //!
-//! Frames that wait use the whole rate of their bucket, so the headroom need not be larger. Buckets
-//! count bytes on a link, as the tenant's lane does. With more, frames of all pairs would wait once
-//! more in the lane, where pairs do not get their parts.
+//! Frames that wait use the whole rate of their buckets, so the headroom need not be larger. Buckets
+//! count bytes on a link, as the tenant's lane does. The lane is a little faster: otherwise, frames
+//! of all pairs would wait once more in the lane, where pairs do not get their parts.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +30,7 @@ use penstock_units::Nanos;
 
 use super::{PairUse, VmTerms, part, received, sent};
 
-/// Ratio of the rate of a pair's bucket to the pair's limit, in thousandths.
+/// Ratio of the rate of the bucket of a pair or VM to its limit, in thousandths.
 const HEADROOM: u64 = 1_010;
 
 /// Tenant of a VM whose pairs are measured, and the tenant's guarantees.
@@ -100,7 +99,8 @@ impl GuaranteeControl {
             table.set_first(*vm, part(first.0, HEADROOM, 1_000));
         }
         for (vm, sum) in &limits.vms {
-            let rates = VmRates { default: RATE_MAX, send: part(sum.0, 1, 1), receive: RATE_MAX };
+            let send = part(sum.0, HEADROOM, 1_000);
+            let rates = VmRates { default: RATE_MAX, send, receive: RATE_MAX };
             if is_held(vm) {
                 table.limit(*vm, rates);
             } else {

@@ -57,6 +57,10 @@ impl PortQueue for Counting {
         self.pair.rx_burst(batch);
     }
 
+    fn backlog(&mut self) -> Option<usize> {
+        self.pair.backlog()
+    }
+
     fn rx_done(&mut self) {
         self.pair.rx_done();
     }
@@ -234,6 +238,21 @@ fn one_choice_suffices_for_several_batches_if_few_ports_have_claims() {
     let grown = bed.worker.ctx.counters().read().since(&before.0);
     assert!((19..=22).contains(&grown.share_choices), "{} choices", grown.share_choices);
     assert_eq!((grown.unchosen_batches, bed.counted().1), (0, before.1));
+}
+
+/// Two batches of port 0 leave less than a batch in its ring, or a batch.
+#[test]
+fn an_output_chooses_again_if_the_ring_has_less_than_a_batch() {
+    for (left, choices) in [(31, 1), (32, 0)] {
+        let mut bed = Bed::new(Pacing::None, |_| {});
+        bed.send(0, 64 + left);
+        bed.turns(3);
+        assert_eq!((bed.received(), bed.queue().again()), (64, Some(0)));
+        let Worker { ctx, outputs, .. } = &mut bed.worker;
+        let before = ctx.counters().read().share_choices;
+        assert_eq!(outputs.claims.choice(ctx, PortId(UP)), Choice::Poll(0));
+        assert_eq!(ctx.counters().read().share_choices - before, choices, "{left} frames");
+    }
 }
 
 /// Port 1 has an eighth of the weight of port 0, so it gives away most of its turns.

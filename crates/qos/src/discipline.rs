@@ -103,6 +103,11 @@ pub trait Discipline {
     /// holds until the caller calls another function that changes the discipline.
     fn allowance(&self) -> Allowance;
 
+    /// Returns the weight of a client with frames, and the sum of the weights of all clients with
+    /// frames. Both numbers may be divided by the same divisor. The weight is 0 if there is no such
+    /// client.
+    fn part(&self, client: usize) -> (u64, u64);
+
     /// Charges the picked client for `bytes` bytes that it sent, in one or several frames. The
     /// argument `next` is the length of the client's next frame in bytes. If the client has no next
     /// frame, `next` is 0, and the caller must then call [`Self::drained`].

@@ -349,6 +349,11 @@ impl Discipline for Eevdf {
         Allowance { bytes, overdraft: false, alone: false }
     }
 
+    fn part(&self, slot: usize) -> (u64, u64) {
+        let client = self.clients.get(slot).filter(|client| client.has_frames());
+        (client.map_or(0, |client| client.weight), self.weights)
+    }
+
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {
         let Some(client) = self.clients.get_mut(slot) else { return };
         if client.state != State::Current {

@@ -540,6 +540,12 @@ impl Discipline for Vtrr {
         Allowance { bytes, overdraft: true, alone: false }
     }
 
+    fn part(&self, slot: usize) -> (u64, u64) {
+        let client = self.place_of(slot).map(|place| &self.line[place]);
+        let client = client.filter(|client| client.has_frames);
+        (client.map_or(0, |client| client.share), self.shares)
+    }
+
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {
         if let Some(place) = self.place_of(slot) {
             let client = &mut self.line[place];

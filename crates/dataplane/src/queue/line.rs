@@ -370,6 +370,11 @@ const BEYOND: u32 = 16_384;
 /// a turn.
 const PARTS_ROOM: u32 = 512;
 
+/// Number of batches in a rotation of the sources with claims ([`FairShare::again`]). While the
+/// other sources pass their batches, a ring of 256 frames has room for as many batches of short
+/// frames, so its VM need not stop.
+const ROTATION: u32 = 8;
+
 /// Number of bytes that a queue accepts above its byte limit, so that a whole batch fits. A queue
 /// that reaches its byte limit within a batch must still accept the rest of the batch. The factor
 /// of two is needed because the segments of a batch take more bytes on a link than in memory.
@@ -456,6 +461,12 @@ impl Fair {
     /// Returns what the output sends next: a waiting frame, or frames from the ring of a VM.
     pub(super) fn turn(&mut self) -> Option<Turn> {
         self.share.turn()
+    }
+
+    /// Returns the port number of the last chosen source, if the source's next batch may pass
+    /// without another choice.
+    pub(super) fn again(&self) -> Option<u16> {
+        self.share.again(ROTATION).and_then(|vm| u16::try_from(vm).ok())
     }
 
     /// Whether frames wait and a source has a claim. If [`Line::pop`] returns no frame then, frames

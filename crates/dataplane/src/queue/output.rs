@@ -375,6 +375,12 @@ impl OutputQueue {
         }
     }
 
+    /// Returns the port number of the last chosen source, if the source's next batch may pass
+    /// without another choice. [`Self::lets_pass`] must be true.
+    pub(crate) fn again(&self) -> Option<u16> {
+        self.line.fair().filter(|_| self.head.is_none())?.again()
+    }
+
     /// Returns what the worker does in the turn of a source that has a claim at the output. `room`
     /// is the number of frames that each queue pair of the port accepts.
     pub(crate) fn choice(&mut self, now: Nanos, room: usize) -> Choice {
@@ -440,8 +446,8 @@ impl OutputQueue {
         }
     }
 
-    /// Lets the frames of the next batch pass without waiting. [`Self::choice`] must have returned
-    /// [`Choice::Poll`] with the batch's source.
+    /// Lets the frames of the next batch pass without waiting. [`Self::choice`] or [`Self::again`]
+    /// must have returned the batch's source.
     pub(crate) fn begin_direct(&mut self) {
         self.direct = Some(Direct { passed: Size::default(), left: BATCH_FRAMES });
     }

@@ -27,6 +27,12 @@
 //! worker still knows the source's output for [`KNOWN_FOR`] after its last batch, because an idle
 //! worker looks at a ring many times in a short pause.
 //!
+//! While few sources have claims, a chosen source has several turns in a row
+//! ([`OutputQueue::again`]), which saves choices. If the receiver answers, the answers to a few
+//! batches then go to one or two VMs and not to all, so they should cause fewer interrupts. If the
+//! source's ring has fewer frames than its last batch, the output chooses again: the next batch
+//! would be short, and the ring may fill while others have turns.
+//!
 //! A source with a small share is seldom chosen, and the frames in its ring may have another output
 //! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row, or [`GIVEN_SHORT`]
 //! turns after a batch that was not full. Then the worker polls it in its own turn, and its frames
@@ -69,6 +75,7 @@ use penstock_units::{Nanos, PortId, Priority, QueueId};
 
 use super::account::OwnBatch;
 use super::context::Context;
+use crate::batch::BATCH_FRAMES;
 use crate::egress::{PortSlot, Whole, source_of};
 use crate::queue::{Choice, OutputQueue};
 use crate::tsc::CycleCounter;
@@ -101,6 +108,8 @@ struct Claimant {
     given: u8,
     /// Number of successive looks that found the source's ring empty.
     empty: u8,
+    /// Number of frames that the source's last batch took from its ring.
+    frames: u8,
     /// Time of the source's last batch.
     busy: Nanos,
     /// Bytes of the source's last batch on a link. The next batch is expected to have as many.
@@ -110,8 +119,15 @@ struct Claimant {
 }
 
 impl Claimant {
-    const NONE: Self =
-        Self { output: NONE, given: 0, empty: 0, busy: Nanos::ZERO, bytes: 0, place: NONE };
+    const NONE: Self = Self {
+        output: NONE,
+        given: 0,
+        empty: 0,
+        frames: 0,
+        busy: Nanos::ZERO,
+        bytes: 0,
+        place: NONE,
+    };
 }
 
 /// For each source port of a worker, the output at which the port has a claim, or had the last one.
@@ -299,6 +315,7 @@ impl Claims {
         if let Some(known) = self.sources.get_mut(batch.unit.port.index()) {
             known.given = if batch.more { 0 } else { GIVEN_MAX - GIVEN_SHORT };
             known.empty = 0;
+            known.frames = u8::try_from(batch.frames).unwrap_or(u8::MAX);
         }
     }
 
@@ -326,10 +343,17 @@ impl Claims {
         only_unit(ctx, source)
     }
 
+    /// Whether the ring of a source has at least as many frames as the source's last batch took.
+    fn has_batch<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> bool {
+        let Some(unit) = only_unit(ctx, source) else { return false };
+        let queue = &mut ctx.ports[source.index()].queues[unit.queue.index()];
+        let frames = self.sources.get(source.index()).map_or(0, |known| known.frames);
+        queue.backlog().is_none_or(|backlog| backlog >= usize::from(frames))
+    }
+
     /// Returns what the worker does in the turn of a source that has a claim at `output`.
-    pub fn choice<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) -> Choice {
+    pub fn choice<C: CycleCounter>(&self, ctx: &mut Context<C>, output: PortId) -> Choice {
         let now = ctx.nanos();
-        ctx.counters().share_choices.add(1);
         let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[output.index()] else {
             return Choice::Own;
         };
@@ -343,7 +367,14 @@ impl Claims {
             queue.tx_room().min(free)
         });
         let room = rooms.min().unwrap_or(0);
-        queue.choice(now, room)
+        if let Some(source) = queue.again().filter(|_| room >= BATCH_FRAMES)
+            && self.has_batch(ctx, PortId(source))
+        {
+            return Choice::Poll(source);
+        }
+        ctx.counters().share_choices.add(1);
+        let queue = ctx.ports[output.index()].output.as_deref_mut();
+        queue.map_or(Choice::Own, |queue| queue.choice(now, room))
     }
 
     /// Lets the frames of the next batch pass `output`.

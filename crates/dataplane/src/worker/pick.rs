@@ -151,7 +151,7 @@ impl<C: CycleCounter> Worker<C> {
         if has_claim && self.outputs.claims.gives_turn(&self.ctx, way) {
             self.look_at_quiet(claimed, unit);
             for _ in 0..CHOICES_MAX {
-                let bill = match Claims::choice(&mut self.ctx, claimed) {
+                let bill = match self.outputs.claims.choice(&mut self.ctx, claimed) {
                     Choice::Own => break,
                     Choice::Frames => match self.run_waiting(claimed, unit) {
                         None => break,

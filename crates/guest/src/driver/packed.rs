@@ -258,10 +258,14 @@ impl PackedRing {
     /// Whether the device's event position `event` is one of the descriptors from `from` up to the
     /// last added descriptor.
     fn published_since(&self, event: RingPosition, from: RingPosition) -> bool {
+        (1..=self.added_since(from)).contains(&self.added_since(event))
+    }
+
+    /// Returns the number of descriptors from `place` up to the last added descriptor.
+    fn added_since(&self, place: RingPosition) -> u16 {
         let rounds = 2 * self.size;
         let number = |place: RingPosition| place.of_two_rounds(self.size) % rounds;
-        let distance = |a: RingPosition| (number(self.avail) + rounds - number(a)) % rounds;
-        (1..=distance(from)).contains(&distance(event))
+        (number(self.avail) + rounds - number(place)) % rounds
     }
 
     /// Reads the ring. Returns the number of returned chains that the driver has not yet popped.
@@ -364,8 +368,24 @@ impl PackedRing {
     /// has already returned a chain. If the function returns false, the caller must poll the ring
     /// again, because the device may have returned the chain without an interrupt.
     pub fn arm(&mut self) -> bool {
+        self.arm_at(self.used)
+    }
+
+    /// Requests an interrupt when the device has returned more than three quarters of the
+    /// descriptors that it has, like Linux's `virtqueue_enable_cb_delayed`. Without EVENT_IDX, the
+    /// device interrupts at the next chain. Returns false if the device has already returned a
+    /// chain.
+    pub fn arm_delayed(&mut self) -> bool {
+        let mut event = self.used;
+        event.advance(self.added_since(self.used) * 3 / 4, self.size);
+        self.arm_at(event)
+    }
+
+    /// Requests an interrupt when the device returns the descriptor at `event`. Returns false if
+    /// the device has already returned a chain.
+    fn arm_at(&mut self, event: RingPosition) -> bool {
         self.suppressed = false;
-        self.wish(self.used, if self.event_idx { DESC } else { ENABLE });
+        self.wish(event, if self.event_idx { DESC } else { ENABLE });
         fence(Ordering::SeqCst);
         self.used_waiting() == 0
     }

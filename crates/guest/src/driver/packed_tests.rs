@@ -178,6 +178,34 @@ fn an_armed_ring_says_where_it_stands() {
 }
 
 #[test]
+fn a_delayed_interrupt_comes_after_three_quarters_of_the_descriptors() {
+    let mut ring = ring(8);
+    let mut device = Device::new();
+    let wish = |ring: &PackedRing| ring.driver_event.u32_at(0).load(Ordering::Relaxed);
+    let at = |place: u16| u32::from(place) | u32::from(DESC) << 16;
+    assert!(ring.arm_delayed());
+    assert_eq!(wish(&ring) >> 16, u32::from(ENABLE), "without EVENT_IDX");
+    ring.set_features(true, false);
+    assert!(ring.arm_delayed());
+    assert_eq!(wish(&ring), at(WRAP), "the device has no chain, so the next one interrupts");
+    let add = |ring: &mut PackedRing| ring.add(&[(0, 1), (0, 1)], 0).unwrap();
+    let first = [0; 4].map(|_| add(&mut ring))[0];
+    ring.publish();
+    device.take(&ring);
+    assert!(ring.arm_delayed());
+    assert_eq!(wish(&ring), at(WRAP | 6));
+    device.give(&ring, first, 0, false);
+    assert!(!ring.arm_delayed(), "a chain is back");
+    assert_eq!(ring.pop_head(), Some(first));
+    ring.free(first);
+    add(&mut ring);
+    ring.publish();
+    device.take(&ring);
+    assert!(ring.arm_delayed());
+    assert_eq!(wish(&ring), at(0), "six of the eight descriptors after position 2");
+}
+
+#[test]
 fn invented_used_descriptors_are_counted_and_stop_the_ring() {
     for id in [8, 3, u16::MAX] {
         let mut ring = ring(8);

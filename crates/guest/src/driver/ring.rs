@@ -402,11 +402,25 @@ impl SplitRing {
     /// has already returned a chain. If the result is false, the caller must poll again instead of
     /// sleeping.
     pub fn arm(&mut self) -> bool {
+        self.arm_after(0)
+    }
+
+    /// Requests an interrupt when the device has returned more than three quarters of the
+    /// outstanding chains, like Linux's `virtqueue_enable_cb_delayed`. Without EVENT_IDX, the
+    /// device interrupts at the next chain. Returns false if the device has already returned as
+    /// many chains.
+    pub fn arm_delayed(&mut self) -> bool {
+        self.arm_after(self.outstanding() * 3 / 4)
+    }
+
+    /// Requests an interrupt when the device has returned more than `chains` chains. Returns false
+    /// if the device has already returned as many chains.
+    fn arm_after(&mut self, chains: u16) -> bool {
         self.suppressed = false;
         self.avail.u16_at(0).store(0, Ordering::Relaxed);
-        self.write_used_event(self.last_used);
+        self.write_used_event(self.last_used.wrapping_add(chains));
         fence(Ordering::SeqCst);
-        self.used_waiting() == 0
+        self.used_waiting() <= chains
     }
 
     /// Prepares the ring for a new device after a reconnection. Call this function only after all

@@ -157,6 +157,31 @@ fn suppressed_threshold_never_fires_and_an_armed_one_does() {
     assert!(!ring.arm(), "a used chain waits, so the driver must poll again");
 }
 
+/// The indices wrap past 65,536.
+#[test]
+fn a_delayed_interrupt_comes_after_three_quarters_of_the_chains() {
+    let mut ring = ring(8);
+    ring.set_features(true, false);
+    let mut device = Device::default();
+    for _ in 0..10_000 {
+        (0..8).for_each(|_| assert!(ring.add(&[(0, 60)], 0).is_some()));
+        ring.publish();
+        assert!(ring.arm_delayed());
+        for (returned, head) in (1..).zip(device.take(&ring)) {
+            let old = device.used;
+            device.give(&ring, head, 0);
+            assert_eq!(need_event(ring.used_event(), device.used, old), returned == 7);
+            assert_eq!(ring.arm_delayed(), returned <= 6, "{returned} of 8 chains are back");
+        }
+        while let Some(used) = ring.pop_used() {
+            ring.free(used.head);
+        }
+    }
+    // The device has no chain, so the next one interrupts.
+    assert!(ring.arm_delayed());
+    assert_eq!(ring.used_event(), device.used);
+}
+
 #[test]
 fn kick_is_due_by_flag_and_by_threshold() {
     let mut ring = ring(8);

@@ -349,6 +349,13 @@ impl TxQueue {
         self.ring.arm()
     }
 
+    /// Requests an interrupt when the device has used about three quarters of the outstanding
+    /// frames. A driver with a full ring thus gets one interrupt for many frames, as with Linux.
+    /// Returns false if the caller must reclaim frames first.
+    pub fn arm_delayed(&mut self) -> bool {
+        self.ring.arm_delayed()
+    }
+
     /// Tells the device that the driver wants no more interrupts. A pending interrupt stays
     /// readable until [`clear_call`].
     ///

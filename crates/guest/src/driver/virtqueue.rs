@@ -121,6 +121,10 @@ impl Virtqueue {
         either!(self, ring => ring.arm())
     }
 
+    pub fn arm_delayed(&mut self) -> bool {
+        either!(self, ring => ring.arm_delayed())
+    }
+
     pub fn restart(&mut self) -> (u16, u16) {
         either!(self, ring => ring.restart())
     }

@@ -204,8 +204,9 @@ impl Nic {
         moved
     }
 
-    /// Requests interrupts from the switch. Returns false if a received frame or a free transmit
-    /// slot is already available.
+    /// Requests interrupts from the switch. If a transmit ring is full, the interrupt comes when
+    /// many of its slots are free, like with Linux's driver. Returns false if a received frame or
+    /// enough free slots are already available.
     pub fn arm(&mut self) -> bool {
         if !self.attached {
             return true;
@@ -215,7 +216,7 @@ impl Nic {
             quiet &= pair.rx.arm();
             // If a TAP is still readable, it was not read, because the ring is full.
             if *readable {
-                quiet &= pair.tx.arm();
+                quiet &= pair.tx.arm_delayed();
             }
         }
         quiet

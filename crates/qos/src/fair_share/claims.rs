@@ -14,8 +14,19 @@
 //! Waiting frames of the VM come before its claim, so the VM's frames stay in order.
 //!
 //! Limits and counters of waiting frames do not include claims.
+//!
+//! # Several batches for one decision
+//!
+//! A decision for each batch takes time of the core. While only few VMs have claims, the caller may
+//! let a VM pass several batches for one decision ([`FairShare::again`]). The VM is charged for all
+//! of them before the next decision, so its share stays the same. In a *rotation* of a number of
+//! batches, each VM passes its part of them in a row, and at least one. A VM with a small share
+//! thus waits about as long as with one decision for each batch.
+//!
+//! If another VM gets frames or a claim, the next batch needs a decision.
 
 use super::{FairShare, NONE, Slots, narrow};
+use crate::discipline::Discipline as _;
 
 /// What an output sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +47,20 @@ impl<T: Copy + Default> FairShare<T> {
         let slot = self.burst.as_ref()?.vm as usize;
         let is_claim = self.vms.get(slot)?.queue.is_empty();
         Some(if is_claim { Turn::Claim(slot) } else { Turn::Frame })
+    }
+
+    /// Returns the slot of the VM that the last [`Self::turn`] returned, if the VM's next batch may
+    /// pass without another decision. A VM may pass its part of a rotation of `batches` batches in
+    /// a row, and at least one batch. Returns `None` if frames wait, or if the VM has no claim.
+    #[must_use]
+    pub fn again(&self, batches: u32) -> Option<usize> {
+        let burst = self.burst.filter(|burst| (1..batches).contains(&burst.batches))?;
+        let (slot, tenant) = (burst.vm as usize, burst.tenant as usize);
+        let vm = self.vms.get(slot).filter(|vm| vm.claim > 0 && self.is_empty())?;
+        let (own, all) = if self.many { self.eevdf.part(tenant) } else { self.vtrr.part(tenant) };
+        let weights = self.tenants.get(tenant)?.ring.weights;
+        let due = u64::from(batches) * own * u64::from(vm.place.weight().get());
+        (u64::from(burst.batches) * all * weights < due).then_some(slot)
     }
 
     /// Sets the claim of a VM: the expected length in bytes of the frames that the VM hands over
@@ -112,6 +137,7 @@ impl<T: Copy + Default> FairShare<T> {
         // The frames were chosen together, so they count like one frame.
         burst.sent = burst.sent.saturating_add(bytes);
         burst.last = bytes;
+        burst.batches += 1;
         self.put_claim(slot, claim);
         if !self.vms[slot].is_active() {
             self.settle();
@@ -150,6 +176,97 @@ mod tests {
             let (due, batch) = (2 * sent[1], u64::from(batches[0].max(batches[1])));
             assert!(sent[0].abs_diff(due) <= 4 * batch + 20_000, "{batches:?}: {sent:?}");
             assert!(fair.is_empty());
+        }
+    }
+
+    /// Lets VMs pass batches until `vm` has passed some. Returns their number.
+    fn run_of(fair: &mut FairShare<u32>, vm: usize) -> u32 {
+        loop {
+            let Some(Turn::Claim(chosen)) = fair.turn() else { unreachable!("a VM has a claim") };
+            assert_eq!(fair.again(8), None, "nothing passed for this decision");
+            let mut batches = 0;
+            while batches == 0 || fair.again(8).is_some() {
+                fair.passed(chosen, (6, 66_000), 66_000);
+                batches += 1;
+            }
+            if chosen == vm {
+                return batches;
+            }
+        }
+    }
+
+    #[test]
+    fn a_vm_passes_its_part_of_a_rotation_in_a_row() {
+        let mut fair = output();
+        [0, 1].iter().for_each(|vm| fair.claim(*vm, 66_000));
+        // The VMs have two thirds and a third of eight batches.
+        assert_eq!([0, 1].map(|vm| run_of(&mut fair, vm)), [6, 3]);
+        fair.claim(1, 0);
+        assert_eq!(run_of(&mut fair, 0), 8, "no other VM has a claim");
+
+        let mut fair = FairShare::new(Capacity { tenants: 2, vms: 3, frames: 100 });
+        [0, 1].iter().for_each(|slot| assert!(fair.set_tenant(*slot, Weight::ONE)));
+        let weigh = |fair: &mut FairShare<u32>, vm: usize, weight: u64| {
+            let weight = Weight::new(weight).unwrap();
+            assert!(fair.set_vm(vm, vm / 2, weight, Bound::default()));
+        };
+        [(0, 3), (1, 1), (2, 9)].iter().for_each(|(vm, weight)| weigh(&mut fair, *vm, *weight));
+        [0, 1, 2].iter().for_each(|vm| fair.claim(*vm, 66_000));
+        assert_eq!([0, 1, 2].map(|vm| run_of(&mut fair, vm)), [3, 1, 4]);
+        weigh(&mut fair, 0, 1);
+        assert_eq!([0, 1, 2].map(|vm| run_of(&mut fair, vm)), [2, 2, 4]);
+        fair.claim(1, 0);
+        assert_eq!([0, 2].map(|vm| run_of(&mut fair, vm)), [4, 4]);
+    }
+
+    #[test]
+    fn each_of_many_vms_has_a_decision_for_each_batch() {
+        let mut fair = FairShare::new(Capacity { tenants: 40, vms: 40, frames: 100 });
+        for slot in 0..40 {
+            assert!(fair.set_tenant(slot, Weight::ONE));
+            assert!(fair.set_vm(slot, slot, Weight::ONE, Bound::default()));
+            fair.claim(slot, 66_000);
+        }
+        assert_eq!((fair.discipline_name(), run_of(&mut fair, 7)), ("eevdf", 1));
+        let Some(Turn::Claim(vm)) = fair.turn() else { unreachable!("all claim") };
+        fair.passed(vm, (6, 66_000), 66_000);
+        assert_eq!([40, 41].map(|batches| fair.again(batches)), [None, Some(vm)]);
+    }
+
+    #[test]
+    fn a_run_of_batches_ends_if_another_vm_has_frames_or_a_claim() {
+        let after = |change: fn(&mut FairShare<u32>)| {
+            let mut fair = output();
+            fair.claim(0, 3_000);
+            assert_eq!((fair.again(8), fair.turn()), (None, Some(Turn::Claim(0))));
+            fair.passed(0, (2, 3_000), 3_000);
+            assert_eq!(fair.again(8), Some(0));
+            change(&mut fair);
+            fair.again(8)
+        };
+        assert_eq!(after(|_| ()), Some(0));
+        assert_eq!(after(|fair| fair.claim(1, 3_000)), None);
+        assert_eq!(after(|fair| fair.claim(0, 0)), None);
+        assert_eq!(after(|fair| fair.accept(1, 7, 1_000, Nanos(1))), None);
+        assert_eq!(after(|fair| fair.accept(0, 7, 1_000, Nanos(1))), None);
+    }
+
+    #[test]
+    fn runs_of_batches_change_no_share() {
+        for batch in [2_688, 66_000] {
+            let mut fair = output();
+            [0, 1].iter().for_each(|vm| fair.claim(*vm, batch));
+            let mut sent = [0_u64; 2];
+            for _ in 0..20_000 {
+                let vm = fair.again(8).unwrap_or_else(|| match fair.turn() {
+                    Some(Turn::Claim(vm)) => vm,
+                    turn => unreachable!("{turn:?}"),
+                });
+                sent[vm] += u64::from(batch);
+                fair.passed(vm, (32, batch), batch);
+            }
+            let (due, batch) = (2 * sent[1], u64::from(batch));
+            assert!(sent[0].abs_diff(due) <= 16 * batch + 20_000, "{batch}: {sent:?}");
         }
     }
 

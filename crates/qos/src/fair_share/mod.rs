@@ -265,6 +265,8 @@ struct Burst {
     /// Sum of the lengths of the burst's frames. The field `last` is the length of the last frame.
     sent: u32,
     last: u32,
+    /// Number of batches that passed for the VM's claims ([`FairShare::passed`]).
+    batches: u32,
 }
 
 const UNLIMITED: u64 = u64::MAX;
@@ -443,11 +445,14 @@ impl<T: Copy + Default> FairShare<T> {
             return true;
         }
         self.settle();
-        let vm = &mut self.vms[slot];
+        let (vm, ring) = (&mut self.vms[slot], &mut self.tenants[tenant].ring);
         vm.bound = bound;
+        if vm.is_active() {
+            let [old, new] = [vm.place.weight(), weight].map(|weight| u64::from(weight.get()));
+            ring.weights = ring.weights - old + new;
+        }
         vm.place.set_weight(weight);
-        let heaviest = &mut self.tenants[tenant].ring.heaviest;
-        self.weights.set(slot, narrow(tenant), Some(weight), heaviest);
+        self.weights.set(slot, narrow(tenant), Some(weight), &mut ring.heaviest);
         true
     }
 
@@ -633,7 +638,8 @@ impl<T: Copy + Default> FairShare<T> {
         let place = &self.vms.get(vm as usize)?.place;
         let account = if ring.is_single() { UNLIMITED } else { place.bytes() };
         let allowance = self.discipline().allowance();
-        Some(Burst { tenant: narrow(tenant), vm, allowance, account, sent: 0, last: 0 })
+        let (sent, last, batches) = (0, 0, 0);
+        Some(Burst { tenant: narrow(tenant), vm, allowance, account, sent, last, batches })
     }
 
     /// Ends the open burst, and charges its tenant and its VM for its frames. The other functions

@@ -101,6 +101,8 @@ impl Place {
 pub(super) struct Ring {
     /// Largest weight of all VMs of the tenant, with and without frames.
     pub heaviest: Heaviest,
+    /// Sum of the weights of the VMs in the ring.
+    pub weights: u64,
     /// Weight of a VM with the quantum [`QUANTUM`] in the current round, which was the largest
     /// weight when the round began.
     scale: Weight,
@@ -120,6 +122,7 @@ pub(super) trait Places {
 impl Ring {
     pub const EMPTY: Self = Self {
         heaviest: Heaviest::NONE,
+        weights: 0,
         scale: Weight::ONE,
         turn: NIL,
         active: 0,
@@ -150,6 +153,7 @@ impl Ring {
             place.account = place.account.saturating_add(due).min(0);
         }
         self.active += 1;
+        self.weights += u64::from(place.weight.get());
         if self.turn == NIL {
             (place.next, place.previous) = (vm, vm);
             self.turn = vm;
@@ -167,6 +171,7 @@ impl Ring {
     /// Removes a VM from the ring; the VM must be in the ring.
     pub fn go(&mut self, vms: &mut impl Places, vm: u32) {
         self.active -= 1;
+        self.weights -= u64::from(vms.place(vm).weight.get());
         if self.active == 0 {
             self.round = self.round.saturating_add(FORGIVE);
             self.turn = NIL;

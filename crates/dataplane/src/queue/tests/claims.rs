@@ -85,6 +85,27 @@ fn sources_with_claims_share_and_a_busy_link_lets_nothing_pass() {
 }
 
 #[test]
+fn a_source_passes_several_batches_for_one_choice_while_no_frame_waits() {
+    let mut bench = bench(Pacing::None);
+    [1, 2].iter().for_each(|port| bench.queue.claim(&source(*port), BATCH));
+    assert_eq!(bench.queue.again(), None);
+    let Choice::Poll(port) = bench.queue.choice(bench.now, 32) else { unreachable!() };
+    assert_eq!(bench.queue.again(), None, "no batch has passed");
+    for _ in 1..4 {
+        pass(&mut bench, port, BATCH);
+        assert_eq!(bench.queue.again(), Some(port));
+    }
+    pass(&mut bench, port, BATCH);
+    assert_eq!(bench.queue.again(), None, "the source passed half of eight batches");
+    let other = 3 - port;
+    assert_eq!(bench.queue.choice(bench.now, 32), Choice::Poll(other));
+    pass(&mut bench, other, BATCH);
+    assert_eq!(bench.queue.again(), Some(other));
+    bench.come(port, 1_000);
+    assert_eq!(bench.queue.again(), None, "a frame waits");
+}
+
+#[test]
 fn waiting_frames_of_a_source_leave_before_its_claim() {
     let mut bench = bench(Pacing::None);
     bench.queue.claim(&source(1), BATCH);

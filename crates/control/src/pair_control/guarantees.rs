@@ -15,9 +15,10 @@
 //! its limit, frames of its VM above the sum of the pairs' limits wait in the lines, too. Both
 //! limits are multiplied by [`HEADROOM`], because a VM also pays for its questions.
 //!
-//! Frames that wait use the whole rate of their buckets, so the headroom need not be larger. Buckets
-//! count bytes on a link, as the tenant's lane does. The lane is a little faster: otherwise, frames
-//! of all pairs would wait once more in the lane, where pairs do not get their parts.
+//! Frames that wait use the whole rate of their buckets, so the headroom need not be larger.
+//! Buckets count bytes on a link, as the tenant's lane does. The lane is a little faster:
+//! otherwise, frames of all pairs would wait once more in the lane, where pairs do not get their
+//! parts.
 
 use std::collections::BTreeMap;
 

@@ -31,7 +31,7 @@ use crate::southbound::{QueueCounters, SwitchDriver};
 /// Number of pauses between readings in the shortest wait.
 const SHORTEST: u32 = 4;
 /// Number of pauses between readings in the longest wait.
-const LONGEST: u32 = 10;
+const LONGEST: u32 = 8;
 
 /// Switch with the queues that must become empty, by the name of the interface.
 #[derive(Debug)]
@@ -60,8 +60,8 @@ impl Watch {
         }
     }
 
-    /// Waits for the time `shortest`, and then until the queues are empty. Waits for at most two
-    /// and a half times as long.
+    /// Waits for the time `shortest`, and then until the queues are empty. Waits for at most twice
+    /// as long.
     pub(super) async fn drained(self, shortest: Nanos) {
         let shortest = Duration::from_nanos(shortest.0);
         let pause = shortest / SHORTEST;
@@ -163,23 +163,23 @@ mod tests {
             ("no frames", &[], 100),
             ("empty queues", &[(0, 0, 1, 5, Some(0)), (0, 1, 1, 5, Some(0))], 100),
             ("frames in another queue", &[(0, 0, 2, 0, Some(9))], 100),
-            ("frames until 160 ms", &[(0, 0, 1, 0, Some(3)), (160, 0, 1, 3, Some(0))], 200),
+            ("frames until 140 ms", &[(0, 0, 1, 0, Some(3)), (140, 0, 1, 3, Some(0))], 175),
             (
                 "two switches at the same time",
                 &[
                     (0, 0, 1, 0, Some(1)),
                     (0, 1, 1, 0, Some(1)),
                     (110, 0, 1, 1, Some(0)),
-                    (160, 1, 1, 1, Some(0)),
+                    (140, 1, 1, 1, Some(0)),
                 ],
-                200,
+                175,
             ),
             (
                 "frames that pass and never wait at a reading",
                 &[(0, 0, 1, 5, Some(0)), (90, 0, 1, 1, Some(0)), (110, 0, 1, 1, Some(0))],
                 150,
             ),
-            ("frames forever", &[(0, 0, 1, 0, Some(1))], 250),
+            ("frames forever", &[(0, 0, 1, 0, Some(1))], 200),
         ];
         for (what, script, wait) in cases {
             assert_eq!(waits(&switches(), script).await, wait, "{what}");
@@ -188,9 +188,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_numbers_of_frames_a_wait_takes_the_longest_time() {
-        assert_eq!(waits(&switches(), &[(0, 1, 1, 5, None)]).await, 250);
+        assert_eq!(waits(&switches(), &[(0, 1, 1, 5, None)]).await, 200);
         let switches = switches();
         switches[1].set_faults(Faults { unreachable: true, ..Faults::default() });
-        assert_eq!(waits(&switches, &[]).await, 250);
+        assert_eq!(waits(&switches, &[]).await, 200);
     }
 }

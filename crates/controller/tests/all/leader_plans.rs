@@ -309,7 +309,7 @@ async fn a_plan_waits_until_the_queues_that_tenants_lose_are_empty() {
     let time = Nanos::from_millis(100);
     let plan = Plan { epoch: 1, steps: vec![Step::Drain { queues: vec![(port, 1)], time }] };
     let stamp = Stamp { epoch: 1, generation: 1 };
-    for (queue, waiting, wait_ms) in [(1, 0, 100), (2, 3, 100), (1, 3, 250)] {
+    for (queue, waiting, wait_ms) in [(1, 0, 100), (2, 3, 100), (1, 3, 200)] {
         hold_frames(&world, &fabric, (port, queue), waiting);
         assert_eq!(crew.carry_out(&fabric, &plan, stamp).await, Outcome::Done(Vec::new()));
         assert_eq!(crew.times().took().as_millis(), wait_ms, "{waiting} frames in queue {queue}");

@@ -425,9 +425,9 @@ fn frames_above_a_guarantee_without_a_place_to_wait_are_dropped_as_queue_full() 
         for read in bed.table.sending() {
             bed.table.set_sender(read.pair, slow, (slow, slow, slow));
         }
-        bed.pass(VM, &vec![data(NEAR, to); 60]);
+        bed.pass(VM, &vec![data(NEAR, to); 120]);
     }
-    // A third of 8,192 places. A line has room for 32 frames.
+    // A third of 8,192 places. A line has room for 32 frames, and for those of the same batch.
     let waiting = bed.counters[VM].read().queued;
     assert!((2_600..=2_731).contains(&waiting), "{waiting}");
     let [full, above] =

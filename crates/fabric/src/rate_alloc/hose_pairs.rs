@@ -45,9 +45,9 @@
 //!
 //! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
 //! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in the
-//! lines ([`HoseLimits::vms`]). The sum contains the whole limit of each pair: a pair that begins to
-//! send more must not wait for another pair of its VM. Otherwise, and for a pair without a limit, a
-//! VM has twice the sender's guarantee, so that only floods wait.
+//! lines ([`HoseLimits::vms`]). The sum contains the whole limit of each pair: a pair that begins
+//! to send more must not wait for another pair of its VM. Otherwise, and for a pair without a
+//! limit, a VM has twice the sender's guarantee, so that only floods wait.
 //!
 //! # Bounds
 //!

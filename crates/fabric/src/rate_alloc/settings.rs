@@ -33,6 +33,9 @@ pub struct RateSettings {
     /// Number of periods of growth in a row after which the growth per period has doubled; 0 if the
     /// growth does not depend on the time since the last loss or mark.
     pub quicken: u32,
+    /// Number of periods in a row without use after which a pair's rate falls instead of growing, at
+    /// least 1. In one period, a pair of 1 Mbit/s has room for four frames, and TCP may send one.
+    pub rest: u32,
     /// Fraction of a VM's guarantee that is not divided among pairs, so that guarantees alone never
     /// fill a link.
     pub head_room: Parts,
@@ -84,6 +87,7 @@ impl RateSettings {
             hold_max: Nanos::from_secs(2),
             caution: true,
             quicken: 0,
+            rest: 1,
             head_room: WHOLE / 10,
             most,
         }
@@ -106,6 +110,7 @@ impl RateSettings {
             hold: Nanos::from_secs(3),
             hold_max: Nanos::from_millis(300),
             quicken: 40,
+            rest: 4,
             ..Self::shared_queue(most)
         }
     }

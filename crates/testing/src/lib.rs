@@ -11,6 +11,10 @@
 //! The module [`committed`] compares a page, list or schema with the program's output, or writes
 //! the output to the file. The module [`help`] makes the page of a program's options.
 //!
+//! # Files
+//! A test puts its files into a directory that [`temp_dir()`] makes. The directory is removed at the
+//! end of the test.
+//!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test and does not hang it.
 //! The usual deadline of a test is [`patience`]. If a test needs another deadline, the test uses
@@ -31,9 +35,11 @@ pub mod committed;
 pub mod help;
 pub mod json_schema;
 mod segment;
+mod temp_dir;
 pub mod yang;
 
 pub use segment::segment;
+pub use temp_dir::{TempDir, temp_dir};
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -135,12 +141,11 @@ mod tests {
 
     #[test]
     fn skips_are_appended() {
-        let path = std::env::temp_dir().join(format!("penstock-skips-{}", std::process::id()));
+        let dir = temp_dir();
+        let path = dir.join("skips");
         append(&path, "one\n").unwrap();
         append(&path, "two\n").unwrap();
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(text, "one\ntwo\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
         assert!(append(Path::new("/nowhere/at/all"), "lost\n").is_err());
     }
 

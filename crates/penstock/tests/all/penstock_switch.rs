@@ -18,11 +18,11 @@ use penstock_controller::agent::{Agent, AgentSettings, Carried, HostSide, SideEr
 use penstock_controller::hosts::HostPlan;
 use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
 use penstock_controller::southbound::{PortInfo, SwitchDriver as _};
+use penstock_testing::{TempDir, temp_dir};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::authority::Authority;
-use crate::dir::Dir;
 use crate::support;
 use crate::support::controller::{Controller, TAKE_OVER, until};
 use crate::support::flows::{Flows, Namespace};
@@ -97,7 +97,7 @@ impl FakeHost {
 
 /// A controller with three hosts, and the folder of its files.
 struct Fabric {
-    folder: Dir,
+    folder: TempDir,
     controller: Controller,
     hosts: Vec<Arc<FakeHost>>,
     _agents: Runtime,
@@ -105,12 +105,12 @@ struct Fabric {
 
 impl Fabric {
     fn start(socket: &Path) -> Self {
-        let folder = Dir::new();
+        let folder = temp_dir();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let keys = format!("agents = \"127.0.0.1:{port}\"\n");
         let store = format!(
             "path = {:?}\n\n[binding]\nmap = \"per-egress-map\"\ndrain_ms = 50\n",
-            folder.path().join("store.redb")
+            folder.join("store.redb")
         );
         let switch = format!(
             "\n[[switch]]\nname = \"rack-0\"\ndriver = \"penstock\"\naddress = \"unix://{}\"\n\
@@ -118,11 +118,11 @@ impl Fabric {
              server-2 = [\"third\"] }}\n",
             socket.display()
         );
-        let controller = Controller::with(folder.path(), "one", &keys, &store, TOPOLOGY, &switch);
+        let controller = Controller::with(&folder, "one", &keys, &store, TOPOLOGY, &switch);
         let (agents, mut hosts) = (Runtime::new().unwrap(), Vec::new());
         for n in 0..3 {
             let host = Arc::new(FakeHost::default());
-            let (name, plan) = (format!("server-{n}"), folder.path().join(format!("plan-{n}")));
+            let (name, plan) = (format!("server-{n}"), folder.join(format!("plan-{n}")));
             let to = vec![format!("127.0.0.1:{port}")];
             let settings = AgentSettings::new(&name, to, None, &plan);
             let side = Arc::clone(&host) as Arc<dyn HostSide>;
@@ -136,7 +136,7 @@ impl Fabric {
     /// Adds a tenant with one VM on each server, and waits until the tenant has a code point on all
     /// hosts.
     fn add(&self, name: &str, rate: &str) {
-        let file = self.folder.path().join(format!("{name}.toml"));
+        let file = self.folder.join(format!("{name}.toml"));
         let text = format!(
             "[[tenant]]\nname = \"{name}\"\nvms = 3\nrate = \"{rate}\"\nmost_per_server = 1\n"
         );

@@ -1,0 +1,61 @@
+//! Makes directories for the files of tests.
+
+use std::fs;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Directory of a test. Dropping the value removes the directory and its contents, also if the test
+/// fails.
+#[derive(Debug)]
+pub struct TempDir(PathBuf);
+
+/// Makes an empty directory for the files of the calling test.
+///
+/// # Panics
+/// Panics if the directory cannot be made.
+#[must_use]
+pub fn temp_dir() -> TempDir {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("penstock-test-{}-{number}", std::process::id()));
+    // An earlier process with this number may have been killed.
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).expect("a directory for temporary files");
+    TempDir(path)
+}
+
+impl Deref for TempDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for TempDir {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_the_files_of_one_test_until_its_end() {
+        let (one, other) = (temp_dir(), temp_dir());
+        let file = one.join("file");
+        fs::write(&file, "").unwrap();
+        assert!(file.exists() && !other.join("file").exists());
+        drop(one);
+        assert!(!file.exists() && other.exists());
+    }
+}

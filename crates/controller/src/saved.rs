@@ -342,8 +342,6 @@ async fn on_a_thread<R: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use penstock_testing::temp_dir;
-
     use super::*;
     use crate::hosts::HostPlan;
 
@@ -353,7 +351,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stored_plan_is_read_back_and_a_damaged_file_counts_as_absent() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let saved = Saved::<HostPlan>::new("server-1", &path);
         assert_eq!(saved.load().await, Ok(SavedPlan::Nothing));
@@ -375,7 +373,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_plan_that_cannot_be_stored_leaves_its_stamp_and_is_stored_later() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         keeper.keep(plan(1)).await.unwrap();
@@ -401,7 +399,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_plan_is_written_while_it_is_applied_and_stored_only_if_it_was_applied() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         let fine = async || Ok::<(), String>(());
@@ -427,7 +425,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_write_of_an_earlier_plan_does_not_delay_the_work() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &folder.join("plan")));
         let slow = Arc::clone(&keeper.writing).lock_owned().await;
         // The earlier write ends only when the work runs.
@@ -442,7 +440,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_link_in_the_way_has_nothing_written_to_what_it_names() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let (path, precious) = (folder.join("plan"), folder.join("precious"));
         fs::write(&precious, "precious").unwrap();
         let saved = Saved::<HostPlan>::new("server-1", &path);
@@ -463,7 +461,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_plan_of_before_is_removed_where_not_even_the_stamp_can_be_written() {
-        let folder = temp_dir();
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         // This link leads to no file. It can be removed but not written.
         std::os::unix::fs::symlink(folder.join("no/such"), &path).unwrap();

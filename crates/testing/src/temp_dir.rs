@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::Deref;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
-/// Makes an empty directory for the files of the calling test.
+/// Makes an empty directory for the files of the calling test. Other users cannot enter it.
 ///
 /// # Panics
 /// Panics if the directory cannot be made.
@@ -21,7 +22,7 @@ pub fn temp_dir() -> TempDir {
     let path = std::env::temp_dir().join(format!("penstock-test-{}-{number}", std::process::id()));
     // An earlier process with this number may have been killed.
     let _ = fs::remove_dir_all(&path);
-    fs::create_dir_all(&path).expect("a directory for temporary files");
+    fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory for temporary files");
     TempDir(path)
 }
 

@@ -26,7 +26,7 @@ use crate::authority::Authority;
 use crate::support;
 use crate::support::controller::{Controller, TAKE_OVER, until};
 use crate::support::flows::{Flows, Namespace};
-use crate::support::{Daemon, Scratch, namespace_options};
+use crate::support::{Daemon, namespace_options};
 
 const SOON: Duration = Duration::from_secs(30);
 /// How many windows decide whether weights divide a link.
@@ -195,18 +195,18 @@ fn count(queue: &Value, key: &str) -> u64 {
     queue[key].as_u64().unwrap()
 }
 
-fn certificates(scratch: &Scratch, authority: &Authority) {
+fn certificates(scratch: &TempDir, authority: &Authority) {
     let (certificate, key) = authority.sign("leaf.test");
     for (name, text) in [("ca.pem", authority.pem()), ("leaf.pem", certificate), ("leaf.key", key)]
     {
-        fs::write(scratch.0.join(name), text).unwrap();
+        fs::write(scratch.join(name), text).unwrap();
     }
 }
 
 /// Reads the number of the switch's last decision (its stamp) over the network, as a controller
 /// with a certificate.
 fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
-    let at = |name: &str| daemon.scratch.0.join(name);
+    let at = |name: &str| daemon.scratch.join(name);
     let (certificate, key) = authority.sign("controller");
     fs::write(at("me.pem"), certificate).unwrap();
     fs::write(at("me.key"), key).unwrap();
@@ -266,9 +266,9 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
         penstock_testing::skip("two namespaces and a switch between them need root");
         return;
     }
-    let (scratch, authority) = (Scratch::new(), Authority::new());
+    let (scratch, authority) = (temp_dir(), Authority::new());
     certificates(&scratch, &authority);
-    fs::write(scratch.0.join("host.toml"), support::configuration(&scratch.0, SWITCH)).unwrap();
+    fs::write(scratch.join("host.toml"), support::configuration(&scratch, SWITCH)).unwrap();
     let Some(daemon) = Daemon::start_in(scratch) else { return };
     let (left, right) = plug(&daemon);
     let fabric = Fabric::start(&daemon.socket());
@@ -323,7 +323,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
 
     // With an empty disk, the controller configures the switch again.
     let scratch = daemon.kill();
-    fs::remove_dir_all(scratch.0.join("state")).unwrap();
+    fs::remove_dir_all(scratch.join("state")).unwrap();
     let daemon = Daemon::start_in(scratch).unwrap();
     let begin = until(SOON, "it to be set up again", || told(&daemon) == was);
     println!("an empty switch was set up again after {begin:?}");

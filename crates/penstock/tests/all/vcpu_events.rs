@@ -97,12 +97,12 @@ fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
         }
     }
     let Some(daemon) = Daemon::start(&text) else { return };
-    let log = std::fs::File::create(daemon.scratch.0.join("vcpu.log")).unwrap();
+    let log = std::fs::File::create(daemon.scratch.join("vcpu.log")).unwrap();
     let mut run = Command::new(BINARY);
     run.args(["vcpu", "run", "--config"]).arg(daemon.config()).env_remove("RUST_LOG");
     let _scheduler = Running(run.stdin(Stdio::null()).stderr(log).spawn().unwrap());
     scheduled(&dir, "the VM", |state| state["vms"][0]["vcpus"][0]["waits"].as_u64() > Some(0));
-    let told = || std::fs::read_to_string(daemon.scratch.0.join("vcpu.log")).unwrap();
+    let told = || std::fs::read_to_string(daemon.scratch.join("vcpu.log")).unwrap();
     await_some("its bell", || {
         told().contains("receiving frame events from the switch").then_some(())
     });

@@ -39,7 +39,7 @@ mod temp_dir;
 pub mod yang;
 
 pub use segment::segment;
-pub use temp_dir::{TempDir, temp_dir};
+pub use temp_dir::{TempDir, memory_dir, temp_dir};
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

@@ -17,9 +17,22 @@ pub struct TempDir(PathBuf);
 /// Panics if the directory cannot be made.
 #[must_use]
 pub fn temp_dir() -> TempDir {
+    below(&std::env::temp_dir())
+}
+
+/// Makes a directory like [`temp_dir()`] on a tmpfs.
+///
+/// # Panics
+/// Panics if the directory cannot be made.
+#[must_use]
+pub fn memory_dir() -> TempDir {
+    below(Path::new("/dev/shm"))
+}
+
+fn below(folder: &Path) -> TempDir {
     static MADE: AtomicU32 = AtomicU32::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("penstock-test-{}-{number}", std::process::id()));
+    let path = folder.join(format!("penstock-test-{}-{number}", std::process::id()));
     // An earlier process with this number may have been killed.
     let _ = fs::remove_dir_all(&path);
     fs::DirBuilder::new().mode(0o700).create(&path).expect("a directory for temporary files");

@@ -3,21 +3,20 @@
 //! through a configured host. Without root, the tests print that they are skipped.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use penstock_control::api::PortStatus;
 use penstock_control::config;
 use penstock_control::host::Host;
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir};
 use penstock_units::Nanos;
 
 /// Namespaces and programs of one test. When the value is dropped, the namespaces and programs are
 /// removed.
 struct Lab {
     tag: String,
-    dir: PathBuf,
+    dir: TempDir,
     children: Vec<Child>,
 }
 
@@ -26,9 +25,7 @@ impl Lab {
     /// returns `None`.
     fn new(name: &str, namespaces: &[&str]) -> Option<Self> {
         let tag = format!("pk{}{name}", std::process::id());
-        let dir = std::env::temp_dir().join(&tag);
-        std::fs::create_dir_all(&dir).unwrap();
-        let lab = Self { tag, dir, children: Vec::new() };
+        let lab = Self { tag, dir: temp_dir(), children: Vec::new() };
         for namespace in namespaces {
             let made = Command::new("ip").args(["netns", "add", &lab.netns(namespace)]).output();
             if !made.as_ref().is_ok_and(|o| o.status.success()) {
@@ -137,7 +134,6 @@ impl Drop for Lab {
                 let _ = Command::new("ip").args(["netns", "del", name]).status();
             }
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -12,17 +12,17 @@
 //! the output to the file. The module [`help`] makes the page of a program's options.
 //!
 //! # Files
-//! A test puts its files into a directory that [`temp_dir()`] makes. The directory is removed at the
-//! end of the test.
+//! A test puts its files into a directory that [`temp_dir()`] makes. The directory is removed when
+//! the test ends.
 //!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test and does not hang it.
-//! The usual deadline of a test is [`patience`]. If a test needs another deadline, the test uses
-//! [`scaled`]. For example, a test may check the deadline itself, or a peer's time limit may
-//! determine the test's deadline. The deadlines of [`patience`] and [`scaled`] are multiplied by
-//! `PENSTOCK_PATIENCE`, because a busy machine needs longer. The function `wait_until` in
-//! `scripts/lib.sh` also multiplies its deadline by `PENSTOCK_PATIENCE`. A test that passes does
-//! not wait for its deadline, so a long deadline costs the test nothing.
+//! The usual deadline of a test, also in [`wait_until`], is [`patience`]. If a test needs another
+//! deadline, the test uses [`scaled`]. For example, a test may check the deadline itself, or a
+//! peer's time limit may determine the test's deadline. The deadlines of [`patience`] and
+//! [`scaled`] are multiplied by `PENSTOCK_PATIENCE`, because a busy machine needs longer. The
+//! function `wait_until` in `scripts/lib.sh` also multiplies its deadline by `PENSTOCK_PATIENCE`. A
+//! test that passes does not wait for its deadline, so a long deadline costs the test nothing.
 //!
 //! # Repetitions
 //! Some tests repeat an attack or a fault at different moments. The function [`repetitions`]
@@ -45,7 +45,7 @@ use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::panic::Location;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Environment variable with the path of the file to which [`skip`] appends. If `PENSTOCK_SKIPS` is
 /// not set, [`skip`] writes to standard error.
@@ -110,6 +110,20 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
 /// Longest time that a test waits for an event: 20 s, multiplied by the factor of [`PATIENCE`].
 pub fn patience() -> Duration {
     scaled(Duration::from_secs(20))
+}
+
+/// Calls `done` until it returns true.
+///
+/// # Panics
+/// Panics with the text `what` if `done` does not return true within [`patience`].
+#[track_caller]
+#[expect(clippy::disallowed_methods, reason = "the bound of a test's wait is real time")]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < patience(), "not within {:?}: {what}", patience());
+        std::thread::yield_now();
+    }
 }
 
 /// Returns `deadline`, multiplied by the factor of [`PATIENCE`].

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
+pub use penstock_testing::wait_until as until;
 use penstock_testing::{TempDir, patience, temp_dir};
 
 /// Lets only one testpmd run at a time, because each testpmd polls a core.
@@ -81,17 +81,6 @@ impl Testpmd {
 impl Drop for Testpmd {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// Calls `step` until `step` returns true. Panics with the text `what` if `step` does not return
-/// true within the time limit.
-#[expect(clippy::disallowed_methods, reason = "a bound for a peer that never answers")]
-pub fn until(what: &str, mut step: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !step() {
-        assert!(start.elapsed() < patience(), "{what}: not within {:?}", patience());
-        std::thread::yield_now();
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use penstock_control::config;
 use penstock_control::host::{FdbFilter, Host};
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
-use penstock_testing::{TempDir, patience, temp_dir};
+use penstock_testing::{TempDir, patience, temp_dir, wait_until};
 use penstock_units::MacAddr;
 
 pub struct Bed {
@@ -31,7 +31,7 @@ impl Bed {
         let drivers = ports.iter().map(connect).collect();
         let bed = Self { dir, host, drivers };
         let up = || bed.host.ports().iter().all(|p| p.state == "up");
-        wait("all ports are up", up);
+        wait_until("all ports are up", up);
         bed
     }
 
@@ -126,14 +126,6 @@ fn localised(text: &str, dir: &std::path::Path) -> String {
         "name = \"isolation\"",
         &format!("name = \"isolation\"\nsocket = \"{dir}/api\"\nstate_dir = \"{dir}/state\""),
     )
-}
-
-fn wait(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < patience(), "waited in vain: {what}");
-        std::thread::yield_now();
-    }
 }
 
 pub fn broadcast(from: MacAddr) -> Vec<u8> {

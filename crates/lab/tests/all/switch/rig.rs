@@ -12,17 +12,9 @@ use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, Workers, spawn};
 use penstock_guest::driver::{self, DriverConfig, VirtioNet, VnetHdr};
+pub use penstock_testing::wait_until as wait;
 use penstock_testing::{TempDir, patience, temp_dir};
 use penstock_units::{MacAddr, Nanos, PortId, Vid, WorkerId};
-
-/// Waits until `done` returns true. Panics after [`patience`].
-pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < patience(), "waited in vain: {what}");
-        std::thread::yield_now();
-    }
-}
 
 #[derive(Clone)]
 pub struct Port {

@@ -349,16 +349,9 @@ mod tests {
         HostPlan { stamp: Stamp { epoch: 1, generation }, ..HostPlan::default() }
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     #[tokio::test]
     async fn a_stored_plan_is_read_back_and_a_damaged_file_counts_as_absent() {
-        let folder = folder("saved");
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let saved = Saved::<HostPlan>::new("server-1", &path);
         assert_eq!(saved.load().await, Ok(SavedPlan::Nothing));
@@ -376,12 +369,11 @@ mod tests {
             fs::write(&path, &whole[..at]).unwrap();
             assert!(saved.load().await.is_err(), "the first {at} bytes");
         }
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_plan_that_cannot_be_stored_leaves_its_stamp_and_is_stored_later() {
-        let folder = folder("unsaved");
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         keeper.keep(plan(1)).await.unwrap();
@@ -403,12 +395,11 @@ mod tests {
         assert_eq!(kept.recv().await, Some(plan(2).stamp));
         assert_eq!((keeper.load().await, keeper.owed()), (Ok(SavedPlan::Whole(plan(2))), None));
         again.abort();
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test]
     async fn a_plan_is_written_while_it_is_applied_and_stored_only_if_it_was_applied() {
-        let folder = folder("while");
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
         let fine = async || Ok::<(), String>(());
@@ -430,12 +421,11 @@ mod tests {
         assert!(told.contains("free disk space"), "{told}");
         assert_eq!(keeper.load().await, Ok(SavedPlan::Stamp(plan(3).stamp)));
         assert_eq!(keeper.owed(), Some(plan(3).stamp));
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_write_of_an_earlier_plan_does_not_delay_the_work() {
-        let folder = folder("slow");
+        let folder = penstock_testing::temp_dir();
         let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &folder.join("plan")));
         let slow = Arc::clone(&keeper.writing).lock_owned().await;
         // The earlier write ends only when the work runs.
@@ -446,12 +436,11 @@ mod tests {
         let kept = tokio::time::timeout(PAUSES.1, keeper.keep_if(plan(1), work)).await;
         assert_eq!(kept, Ok(Ok(Ok(None))));
         assert_eq!(keeper.load().await, Ok(SavedPlan::Whole(plan(1))));
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test]
     async fn a_link_in_the_way_has_nothing_written_to_what_it_names() {
-        let folder = folder("links");
+        let folder = penstock_testing::temp_dir();
         let (path, precious) = (folder.join("plan"), folder.join("precious"));
         fs::write(&precious, "precious").unwrap();
         let saved = Saved::<HostPlan>::new("server-1", &path);
@@ -468,12 +457,11 @@ mod tests {
         fs::create_dir(folder.join("plan.new")).unwrap();
         assert!(saved.keep(plan(2)).await.unwrap().is_some());
         assert_eq!((saved.load().await, named().as_str()), (Ok(SavedPlan::Nothing), "precious"));
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test]
     async fn a_plan_of_before_is_removed_where_not_even_the_stamp_can_be_written() {
-        let folder = folder("unwritten");
+        let folder = penstock_testing::temp_dir();
         let path = folder.join("plan");
         // This link leads to no file. It can be removed but not written.
         std::os::unix::fs::symlink(folder.join("no/such"), &path).unwrap();
@@ -483,6 +471,5 @@ mod tests {
         assert_eq!(keeper.load().await, Ok(SavedPlan::Nothing));
         assert!(fs::symlink_metadata(&path).is_err(), "the name is gone");
         assert_eq!(keeper.owed(), Some(plan(2).stamp));
-        fs::remove_dir_all(folder).unwrap();
     }
 }

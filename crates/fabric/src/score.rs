@@ -79,19 +79,6 @@ pub fn payment(hose: &Hose) -> u64 {
     total.up.0.midpoint(total.down.0)
 }
 
-/// Usage factor by QShare eq. (1), 0 to 1, of a tenant with `vms` VMs that each have a guarantee of
-/// `rate`.
-#[must_use]
-pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a ratio may be rounded")]
-    let share = |host: &HostUsage| {
-        let side = host.vms.min(vms.saturating_sub(host.vms));
-        let guarantee = u128::from(rate.0) * u128::from(side);
-        if guarantee == 0 { 0.0 } else { host.larger() as f64 / guarantee as f64 }
-    };
-    hosts.iter().map(share).fold(0.0, f64::max).min(1.0)
-}
-
 /// Score of a tenant for one interval in bit/s, at most [`payment`].
 #[must_use]
 pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
@@ -144,11 +131,9 @@ mod tests {
         let hosts = [host(2, 100 * M, 0), host(2, 5 * M, 20 * M)];
         let at = |rate: u64| {
             let hose = Hose::homogeneous(10, BitsPerSecond(rate * M)).unwrap();
-            (score(&hose, &hosts) / M, usage_factor(10, BitsPerSecond(rate * M), &hosts))
+            score(&hose, &hosts) / M
         };
-        assert_eq!(at(100), (500, 0.5));
-        assert_eq!(at(10), (100, 1.0));
-        assert_eq!(at(1000), (500, 0.05));
+        assert_eq!([at(100), at(10), at(1000)], [500, 100, 500]);
     }
 
     #[test]
@@ -165,7 +150,6 @@ mod tests {
     fn a_host_with_all_vms_has_no_network() {
         let hose = Hose::homogeneous(4, BitsPerSecond(M)).unwrap();
         assert_eq!(score(&hose, &[host(4, 9 * M, 9 * M)]), 0);
-        assert!(usage_factor(4, BitsPerSecond(M), &[host(4, 9 * M, 9 * M)]).abs() < 1e-12);
     }
 
     #[test]

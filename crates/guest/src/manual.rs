@@ -89,13 +89,11 @@ mod tests {
         let mut program =
             clap::Command::new("prog").subcommand(clap::Command::new("do")).subcommand(hidden);
         program.build();
-        let dir = std::env::temp_dir().join(format!("penstock-manual-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         pages(&program, &dir, "2000-02-29").unwrap();
         let page = std::fs::read_to_string(dir.join("prog.1")).unwrap();
         let inner = dir.join("prog-do.1").exists();
         let hidden = dir.join("prog-hidden.1").exists();
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(page.contains("2000-02-29"), "{page}");
         assert!(inner && !hidden);
     }

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn it_is_looked_for_by_name_beside_and_in_path() {
-        let root = env::temp_dir().join(format!("penstock-find-{}", std::process::id()));
+        let root = penstock_testing::temp_dir();
         let [named, beside, last] = ["named", "target", "bin"].map(|dir| root.join(dir));
         let path = env::join_paths([&root.join("absent"), &last]).unwrap();
         let find =
@@ -97,6 +97,5 @@ mod tests {
         // A file that cannot be executed does not count.
         fs::set_permissions(&by_its_side, Permissions::from_mode(0o644)).unwrap();
         assert_eq!(find(None, &lab).unwrap(), in_path);
-        fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -21,7 +21,8 @@ use penstock_guest::driver::{DriverConfig, VirtioNet};
 #[path = "all/support/mod.rs"]
 mod support;
 
-use support::{Daemon, PAGES, Scratch, await_some, await_true};
+use penstock_testing::temp_dir;
+use support::{Daemon, PAGES, await_some, await_true};
 
 const CONNECTIONS: usize = 2_000;
 /// Limits on the daemon's descriptors. The daemon starts with the soft limit and may raise it to
@@ -35,8 +36,8 @@ const ENDED: usize = 20;
 const PART: f64 = 0.2;
 
 fn daemon() -> Option<Daemon> {
-    let scratch = Scratch::new();
-    let socket = |name| scratch.0.join(format!("{name}.sock"));
+    let scratch = temp_dir();
+    let socket = |name| scratch.join(format!("{name}.sock"));
     let objects = format!(
         "[[tenant]]\nname = \"t\"\n\
          [[port]]\nname = \"vm1\"\ntenant = \"t\"\nvhost-user.socket = {:?}\n\
@@ -44,13 +45,13 @@ fn daemon() -> Option<Daemon> {
         socket("vm1"),
         socket("vm2")
     );
-    let file = support::configuration(&scratch.0, &objects);
-    std::fs::write(scratch.0.join("host.toml"), file).unwrap();
+    let file = support::configuration(&scratch, &objects);
+    std::fs::write(scratch.join("host.toml"), file).unwrap();
     Daemon::start_after(DESCRIPTORS, scratch)
 }
 
 fn vm(daemon: &Daemon, name: &str) -> VirtioNet {
-    let mut config = DriverConfig::new(daemon.scratch.0.join(format!("{name}.sock")));
+    let mut config = DriverConfig::new(daemon.scratch.join(format!("{name}.sock")));
     config.wait = penstock_testing::patience();
     VirtioNet::connect(config).unwrap()
 }

@@ -11,14 +11,18 @@
 //! The module [`committed`] compares a page, list or schema with the program's output, or writes
 //! the output to the file. The module [`help`] makes the page of a program's options.
 //!
+//! # Files
+//! A test puts its files into a directory that [`temp_dir()`] makes. The directory is removed when
+//! the test ends.
+//!
 //! # Patience
 //! A test waits for an event with a deadline, so that a defect ends the test and does not hang it.
-//! The usual deadline of a test is [`patience`]. If a test needs another deadline, the test uses
-//! [`scaled`]. For example, a test may check the deadline itself, or a peer's time limit may
-//! determine the test's deadline. The deadlines of [`patience`] and [`scaled`] are multiplied by
-//! `PENSTOCK_PATIENCE`, because a busy machine needs longer. The function `wait_until` in
-//! `scripts/lib.sh` also multiplies its deadline by `PENSTOCK_PATIENCE`. A test that passes does
-//! not wait for its deadline, so a long deadline costs the test nothing.
+//! The usual deadline of a test, also in [`wait_until`], is [`patience`]. If a test needs another
+//! deadline, the test uses [`scaled`]. For example, a test may check the deadline itself, or a
+//! peer's time limit may determine the test's deadline. The deadlines of [`patience`] and
+//! [`scaled`] are multiplied by `PENSTOCK_PATIENCE`, because a busy machine needs longer. The
+//! function `wait_until` in `scripts/lib.sh` also multiplies its deadline by `PENSTOCK_PATIENCE`. A
+//! test that passes does not wait for its deadline, so a long deadline costs the test nothing.
 //!
 //! # Repetitions
 //! Some tests repeat an attack or a fault at different moments. The function [`repetitions`]
@@ -31,15 +35,17 @@ pub mod committed;
 pub mod help;
 pub mod json_schema;
 mod segment;
+mod temp_dir;
 pub mod yang;
 
 pub use segment::segment;
+pub use temp_dir::{TempDir, memory_dir, temp_dir};
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::panic::Location;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Environment variable with the path of the file to which [`skip`] appends. If `PENSTOCK_SKIPS` is
 /// not set, [`skip`] writes to standard error.
@@ -106,6 +112,20 @@ pub fn patience() -> Duration {
     scaled(Duration::from_secs(20))
 }
 
+/// Calls `done` until it returns true.
+///
+/// # Panics
+/// Panics with the text `what` if `done` does not return true within [`patience`].
+#[track_caller]
+#[expect(clippy::disallowed_methods, reason = "the bound of a test's wait is real time")]
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < patience(), "not within {:?}: {what}", patience());
+        std::thread::yield_now();
+    }
+}
+
 /// Returns `deadline`, multiplied by the factor of [`PATIENCE`].
 ///
 /// # Panics
@@ -135,12 +155,11 @@ mod tests {
 
     #[test]
     fn skips_are_appended() {
-        let path = std::env::temp_dir().join(format!("penstock-skips-{}", std::process::id()));
+        let dir = temp_dir();
+        let path = dir.join("skips");
         append(&path, "one\n").unwrap();
         append(&path, "two\n").unwrap();
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(text, "one\ntwo\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
         assert!(append(Path::new("/nowhere/at/all"), "lost\n").is_err());
     }
 

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test, helpers included, ends where it fails")]
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use penstock_testing::{TempDir, temp_dir};
 
 /// A fake cargo, which accepts every command. The fake cargo records one skipped test in the file
 /// of skips, and prints another skip as a script does.
@@ -16,16 +18,15 @@ echo 'SKIP a script: not here'
 echo 'test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out'
 ";
 
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("penstock-checks-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        let cargo = path.join("cargo");
+        let folder = temp_dir();
+        let cargo = folder.join("cargo");
         std::fs::write(&cargo, CARGO).unwrap();
         std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
-        Self(path)
+        Self(folder)
     }
 
     /// Runs one part (lane) of `scripts/checks.sh`, with the list `allowed` of allowed skips.
@@ -42,12 +43,6 @@ impl Folder {
         }
         let out = command.output().unwrap();
         (out.status.success(), String::from_utf8(out.stdout).unwrap())
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

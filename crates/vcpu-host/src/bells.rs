@@ -124,15 +124,9 @@ impl Ear {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use penstock_vcpu::bells::FILE_LEN;
 
-    fn dir(name: &str) -> PathBuf {
-        let dir = format!("penstock-ear-{name}-{}", std::process::id());
-        let dir = std::env::temp_dir().join(dir);
-        std::fs::create_dir_all(&dir).unwrap();
-        dir
-    }
+    use super::*;
 
     /// Makes a file of frame-arrival counters (bells) in the switch's format, with one VM.
     fn file(dir: &Path, vm: &str) -> File {
@@ -152,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_seen_once() {
-        let dir = dir("heard");
+        let dir = penstock_testing::temp_dir();
         assert_eq!(Bells::open(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
         let file = file(&dir, "web");
         let bells = Arc::new(Bells::open(&dir).unwrap());
@@ -170,7 +164,7 @@ mod tests {
 
     #[test]
     fn before_sleeping_a_thread_asks_to_be_woken_and_looks_again() {
-        let dir = dir("summons");
+        let dir = penstock_testing::temp_dir();
         let file = file(&dir, "web");
         let bells = Arc::new(Bells::open(&dir).unwrap());
         let web = bells.find("web").unwrap();
@@ -192,14 +186,12 @@ mod tests {
         // survives.
         file.set_len(100).unwrap();
         assert!(!ear.hear());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn a_file_of_another_kind_is_refused() {
-        let dir = dir("foreign");
+        let dir = penstock_testing::temp_dir();
         std::fs::write(dir.join(BELLS_FILE), [1; 64]).unwrap();
         assert!(Bells::open(&dir).unwrap_err().to_string().contains("remove the file"));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

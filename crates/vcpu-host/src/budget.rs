@@ -144,11 +144,13 @@ pub fn remedy(missing: &Missing) -> String {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::{TempDir, temp_dir};
+
     use super::*;
 
     /// Creates the directories `dirs` with their budgets, below a directory of the test.
-    fn hierarchy(name: &str, dirs: &[(&str, i64)]) -> PathBuf {
-        let root = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+    fn hierarchy(dirs: &[(&str, i64)]) -> TempDir {
+        let root = temp_dir();
         for (dir, runtime) in dirs {
             std::fs::create_dir_all(root.join(dir)).unwrap();
             std::fs::write(root.join(dir).join(RUNTIME), format!("{runtime}\n")).unwrap();
@@ -174,7 +176,7 @@ mod tests {
             ("m/vm/vcpu1", 0),
             ("m/vm/emulator", 0),
         ];
-        let root = hierarchy("budgets", &dirs);
+        let root = hierarchy(&dirs);
         let at = |dir: &str, us| (root.join(dir).join(RUNTIME), us);
         let of = |dir: &str, ppm| (root.join(dir), ppm);
         let needs = [of("m/vm/vcpu0", 200_000), of("m/vm/vcpu1", 200_000)];
@@ -200,17 +202,15 @@ mod tests {
         let both = missing(&[of("m/vm/vcpu0", 200_000), of("m/vm/vcpu0", 200_000)]);
         let all = [at("m", 700_000), at("m/vm", 600_000), at("m/vm/vcpu0", 40_000)];
         assert_eq!(both.writes, all);
-        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
     fn more_than_the_kernel_admits_is_said() {
         let dirs = [("", 950_000), ("a", 700_000), ("b", 0), ("c", -1)];
-        let root = hierarchy("budget-over", &dirs);
+        let root = hierarchy(&dirs);
         let told = missing(&[(root.join("b"), 333_334)]);
         assert_eq!(told.over, Some((2_033_334, 950_000)));
         assert!(remedy(&told).contains("204 % of a processor, and the kernel admits 95 %"));
         assert_eq!(missing(&[(root.join("c"), 333_334)]), Missing::default(), "without a bound");
-        std::fs::remove_dir_all(&root).unwrap();
     }
 }

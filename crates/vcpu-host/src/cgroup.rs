@@ -221,8 +221,7 @@ mod tests {
 
     #[test]
     fn a_weight_is_written_in_the_files_own_unit() {
-        let dir = std::env::temp_dir().join(format!("penstock-cgroup-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         assert!(Cgroup::at(&dir).unwrap_err().to_string().contains("subtree_control"));
         std::fs::write(dir.join("cpu.weight"), "100\n").unwrap();
         let group = Cgroup::at(&dir).unwrap();

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn other_processes_below_a_directory_are_found() {
-        let dir = std::env::temp_dir().join(format!("penstock-divide-{}", std::process::id()));
+        let dir = penstock_testing::temp_dir();
         let home = dir.join("a.scope/libvirt");
         for (path, pids) in [("", ""), ("a.scope", ""), ("a.scope/libvirt", "7\n9\n"), ("b", "")] {
             std::fs::create_dir_all(dir.join(path)).unwrap();
@@ -222,7 +222,6 @@ mod tests {
         assert!(is_all_of(&dir.join("a.scope"), &home) && !is_all_of(&dir, &home));
         std::fs::remove_file(dir.join("cgroup.procs")).unwrap();
         assert!(!is_all_of(&dir, &home), "who knows");
-        std::fs::remove_dir_all(&dir).unwrap();
         let started = crate::threads::started_at(std::process::id(), std::process::id()).unwrap();
         let me = Identity { pid: std::process::id(), tid: std::process::id(), started };
         let own = Cgroup::dividing(0).ok().map(|group| group.path().to_owned());

@@ -217,8 +217,9 @@ pub(crate) fn put_back_in(dir: &Path, table: &LeaseTable) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::process::{Command, Stdio};
+
+    use super::*;
 
     fn identity(pid: u32) -> Identity {
         Identity { pid, tid: pid, started: threads::started_at(pid, pid).unwrap() }
@@ -226,7 +227,8 @@ mod tests {
 
     #[test]
     fn what_a_dead_scheduler_left_is_put_right_and_what_a_living_one_has_is_not() {
-        let dir = std::env::temp_dir().join(format!("penstock-sweep-{}", std::process::id()));
+        let home = penstock_testing::temp_dir();
+        let dir = home.join("run");
         assert_eq!(sweep(&dir).unwrap(), Swept::Nothing);
         drop(RunDir::take(&dir).unwrap());
         assert_eq!(sweep(&dir).unwrap(), Swept::Nothing);
@@ -259,13 +261,12 @@ mod tests {
         assert!(watched.dead_within(std::time::Duration::from_secs(10)).unwrap());
         assert!(!is_alive(thread), "dead, although nobody has waited for it");
         guest.wait().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn where_one_scheduling_thread_stalls_the_others_keep_what_they_lent() {
-        let path = std::env::temp_dir().join(format!("penstock-reach-{}", std::process::id()));
-        let table = LeaseTable::create(&path, identity(std::process::id())).unwrap();
+        let dir = penstock_testing::temp_dir();
+        let table = LeaseTable::create(&dir.join(LEASES), identity(std::process::id())).unwrap();
         let mut guests: Vec<_> =
             (0..3).map(|_| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()).collect();
         let lent = Policy::Fifo { priority: 1 };
@@ -292,7 +293,6 @@ mod tests {
             guest.kill().unwrap();
             guest.wait().unwrap();
         }
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -170,17 +170,14 @@ fn wait(path: &Path, lock: File) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn dir(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir();
-        dir.join(format!("penstock-run-dir-{name}-{}", std::process::id()))
-    }
+    use super::*;
 
     #[test]
     fn a_new_scheduler_waits_for_the_watchdog_of_a_dead_one() {
-        let dir = dir("wait");
+        let home = penstock_testing::temp_dir();
+        let dir = home.join("run");
         let first = RunDir::take(&dir).unwrap();
         let mut watchdog = std::process::Command::new("tail")
             .args(["-f", "/dev/null"])
@@ -199,7 +196,6 @@ mod tests {
         watchdog.kill().unwrap();
         watchdog.wait().unwrap();
         assert_eq!(taken.recv().unwrap().unwrap(), dir);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
@@ -208,9 +204,7 @@ mod tests {
         use crate::restore::{BEFORE, Before};
         use crate::state::{STATE, State};
         use std::os::unix::fs::symlink;
-        let dir = dir("links");
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         let precious = dir.join("precious");
         std::fs::write(&precious, "weight 7 /a\n").unwrap();
         let named = || std::fs::read_to_string(&precious).unwrap();
@@ -243,19 +237,16 @@ mod tests {
             let said = Bells::open(&dir).unwrap_err().to_string();
             assert!(said.contains("user 12345"), "{said}");
         }
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn a_directory_of_everybody_is_refused() {
-        let dir = dir("open");
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
         let said = RunDir::take(&dir).unwrap_err().to_string();
         assert!(said.contains("mode 777") && said.contains("mode 700"), "{said}");
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
         std::os::unix::fs::symlink("/dev/null", dir.join(LOCK)).unwrap();
         assert!(RunDir::take(&dir).is_err(), "a link");
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

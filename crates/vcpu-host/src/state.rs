@@ -136,8 +136,7 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_loaded() {
-        let dir = std::env::temp_dir().join(format!("penstock-state-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         assert_eq!(State::load(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
         let vcpu = VcpuState { tid: 7, share_percent: 16.5, ..VcpuState::default() };
         let vm = VmState { name: "a".to_owned(), vcpus: vec![vcpu], ..VmState::default() };
@@ -146,6 +145,5 @@ mod tests {
         assert_eq!(State::load(&dir).unwrap(), state);
         std::fs::write(dir.join(STATE), "{").unwrap();
         assert!(State::load(&dir).is_err());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

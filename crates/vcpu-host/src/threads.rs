@@ -264,8 +264,9 @@ fn started(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::mpsc;
+
+    use super::*;
 
     #[test]
     fn a_name_that_is_not_utf8_hides_no_thread() {
@@ -313,15 +314,13 @@ mod tests {
         assert!(found[0].is_alive());
         // The file has the form of `cgroup.procs`: one process per line. 0 represents a process of
         // another pid namespace.
-        let dir = std::env::temp_dir().join(format!("vcpu-threads-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         std::fs::write(dir.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let by_cgroup = of_cgroup(&dir).unwrap();
         let line = std::process::id();
         std::fs::write(dir.join("cgroup.procs"), format!("{line}\n{line}\n")).unwrap();
         let twice = of_cgroup(&dir).unwrap_err().to_string();
         assert!(twice.contains("two threads for vCPU 3"), "{twice}");
-        std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(by_cgroup, found);
         let reused = VcpuThread { started: found[0].started + 1, ..found[0] };
         assert!(!reused.is_alive(), "same id, another thread");

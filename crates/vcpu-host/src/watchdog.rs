@@ -241,11 +241,10 @@ mod tests {
     fn a_watchdog_that_does_not_watch_is_none() {
         let mut exits = Command::new("echo");
         exits.arg("something else");
-        let dir = std::env::temp_dir().join(format!("penstock-watchdog-{}", std::process::id()));
-        let taken = RunDir::take(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
+        let taken = RunDir::take(&dir.join("run")).unwrap();
         let error = Watchdog::start(exits, &taken).unwrap_err().to_string();
         assert!(error.contains("CAP_SYS_NICE"), "{error}");
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(watch(Path::new("/nonexistent"), |_| ()).is_err());
     }
 }

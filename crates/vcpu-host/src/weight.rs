@@ -184,7 +184,7 @@ mod tests {
     /// Tests that a VM's cgroup gets the sum of the weights of the vCPUs that have work.
     #[test]
     fn a_vm_with_several_vcpus_has_the_weight_of_all_that_have_work() {
-        let dir = std::env::temp_dir().join(format!("penstock-weight-{}", std::process::id()));
+        let dir = penstock_testing::temp_dir();
         let (group, leaf) = (cgroup(&dir), cgroup(&dir.join("vcpu1")));
         let all = Arc::new(GroupWeight::new(group.clone(), 2));
         let of = |at, leaf| Weigher::Group { all: Arc::clone(&all), at, leaf };

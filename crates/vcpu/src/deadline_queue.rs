@@ -143,13 +143,6 @@ impl DeadlineQueue {
         }
     }
 
-    /// Books a slot for `vcpu`. The vCPU's deadline counts from the time `now`.
-    pub fn enter_anew(&mut self, now: Nanos, vcpu: VcpuId) {
-        if let Some(deadline) = self.deadline(vcpu) {
-            self.enter(now, vcpu, now + deadline);
-        }
-    }
-
     /// Removes the booking of a vCPU, because the vCPU runs or is blocked.
     pub fn leave(&mut self, vcpu: VcpuId) {
         if let Some(member) = self.member(vcpu) {
@@ -186,12 +179,6 @@ impl DeadlineQueue {
         let booked = self.members.iter().filter_map(|member| member.booked).min();
         booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
-
-    /// Whether the queue has no vCPUs with deadlines.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
 }
 
 #[cfg(test)]
@@ -213,11 +200,11 @@ mod tests {
     #[test]
     fn one_is_due_when_its_deadline_is_and_the_next_a_slot_before() {
         let mut queue = queue(&[3, 3]);
-        queue.enter_anew(Nanos(0), A);
+        queue.enter(Nanos(0), A, Nanos(3 * MS));
         // Slot 6 may be an own slot of B. If slot 6 belongs to B, A books slot 5, because B owns
         // only one slot.
         assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
-        queue.enter_anew(Nanos(0), B);
+        queue.enter(Nanos(0), B, Nanos(3 * MS));
         assert_ne!(queue.due_at(A), queue.due_at(B));
         assert_eq!(queue.next_due(), queue.due_at(A).min(queue.due_at(B)));
         assert_eq!(queue.due(Nanos(2 * MS), None), None);
@@ -227,7 +214,7 @@ mod tests {
     #[test]
     fn alone_it_is_due_at_the_last_poll_before_its_deadline() {
         let mut queue = queue(&[3]);
-        queue.enter_anew(Nanos(100_000), A);
+        queue.enter(Nanos(100_000), A, Nanos(3 * MS + 100_000));
         assert_eq!(queue.due_at(A), Some(Nanos(3 * MS)));
         assert_eq!(
             (queue.due(Nanos(3 * MS - 1), None), queue.due(Nanos(3 * MS), None)),
@@ -247,7 +234,7 @@ mod tests {
         let mut queue = queue(&[1, 1]);
         assert!(!queue.join(Nanos(0), VcpuId(2), Nanos(SLICE.0)));
         assert!(queue.deadline(VcpuId(2)).is_none() && queue.deadline(B).is_some());
-        queue.enter_anew(Nanos(0), A);
+        queue.enter(Nanos(0), A, Nanos(MS));
         queue.part(Nanos(0), B);
         assert!(queue.join(Nanos(0), VcpuId(2), Nanos(SLICE.0)) && queue.due_at(A).is_some());
     }

@@ -138,13 +138,6 @@ impl DoubleQueue {
         self.cpus.get(cpu.index())?.deadlines.next_due()
     }
 
-    /// Whether a vCPU on processor `cpu` has a deadline. A processor without deadlines need not be
-    /// polled.
-    #[must_use]
-    pub fn has_deadlines(&self, cpu: CpuId) -> bool {
-        self.cpus.get(cpu.index()).is_some_and(|cpu| !cpu.deadlines.is_empty())
-    }
-
     /// Records that a vCPU ran for `time` and left its processor at time `now`, which may be in the
     /// past. The function charges the vCPU for `time`, and the vCPU's next deadline counts from
     /// `now`. Only an actuator, which influences another scheduler, calls `ran`. A caller that owns

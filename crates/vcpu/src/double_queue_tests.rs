@@ -228,7 +228,6 @@ fn a_vcpu_that_needs_more_than_a_slice_for_an_event_continues_as_its_reserve_pay
 fn an_actuator_tells_what_ran_and_asks_whom_to_lend_to() {
     let mut scheduler = DoubleQueue::new(1);
     let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));
-    assert!(scheduler.has_deadlines(CPU));
     scheduler.wake(Nanos(0), periodic, Cause::Timer);
     assert_eq!(
         (scheduler.due(us(2_500), CPU), scheduler.due(us(3_000), CPU)),

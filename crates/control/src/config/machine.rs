@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn each_cpu_has_the_numa_node_that_the_kernel_tells() {
-        let dir = std::env::temp_dir().join(format!("penstock-nodes-{}", std::process::id()));
+        let dir = penstock_testing::temp_dir();
         for (node, list) in [("node0", "0-1\n"), ("node1", "2,5\n"), ("node2", "\n")] {
             std::fs::create_dir_all(dir.join(node)).unwrap();
             std::fs::write(dir.join(node).join("cpulist"), list).unwrap();
@@ -91,6 +91,5 @@ mod tests {
         std::fs::write(dir.join("possible"), "0-2\n").unwrap();
         assert_eq!(numa_nodes(&dir), BTreeMap::from([(0, 0), (1, 0), (2, 1), (5, 1)]));
         assert!(numa_nodes(&dir.join("none")).is_empty());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -180,8 +180,7 @@ fn cycles_that_are_too_few_or_missing_are_told() {
 
 #[test]
 fn accounts_and_directories_that_this_machine_lacks_are_told() {
-    let dir = std::env::temp_dir().join(format!("penstock-check-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = penstock_testing::temp_dir();
     let file = dir.join("host.toml");
     let ports = port(
         "a",
@@ -192,7 +191,6 @@ fn accounts_and_directories_that_this_machine_lacks_are_told() {
         + &port("c", "vhost-user.mode = \"client\"").replace("/run/c.sock", "/nonexistent/c.sock");
     std::fs::write(&file, format!("[host]\nname = \"h\"\n{RED}{ports}")).unwrap();
     let checked = Checked::load(&file);
-    std::fs::remove_dir_all(&dir).unwrap();
     assert_eq!(
         texts(&checked.unwrap().plan),
         [

@@ -195,6 +195,8 @@ fn ends_with_line(file: &mut File) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::{TempDir, temp_dir};
+
     use super::super::{Cause, Unit};
     use super::*;
 
@@ -230,16 +232,15 @@ mod tests {
         times
     }
 
-    fn store(name: &str) -> (PathBuf, Store) {
-        let name = format!("penstock-report-{name}-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        let _ = fs::remove_dir_all(&dir);
-        (dir.clone(), Store::new(&dir))
+    fn store() -> (TempDir, Store) {
+        let dir = temp_dir();
+        let store = Store::new(&dir.join("state"));
+        (dir, store)
     }
 
     #[test]
     fn minutes_are_kept_for_a_month_and_found_by_time() {
-        let (dir, store) = store("month");
+        let (_dir, store) = store();
         assert_eq!(times(&store, 0), [0; 0], "nothing was written");
         for day in [0, 1, 29, 30] {
             let two = [minute(day * DAY + 60), minute(day * DAY + 60)];
@@ -265,13 +266,12 @@ mod tests {
         fs::create_dir(store.file(29)).unwrap();
         let error = store.read(0, |_| ()).unwrap_err().to_string();
         assert!(error.contains("contracts-29.tsv: "), "{error}");
-        fs::remove_dir_all(dir).unwrap();
     }
 
     /// Tests a clock that is a year ahead for some minutes, for example at the start of the host.
     #[test]
     fn a_clock_that_jumps_ahead_costs_no_minutes() {
-        let (dir, store) = store("jump");
+        let (_dir, store) = store();
         let written = &mut Written::default();
         let mut add = |at| store.add(&[minute(at)], written).unwrap();
         add(60);
@@ -284,12 +284,11 @@ mod tests {
         add(367 * DAY + 60);
         assert_eq!(times(&store, 0), [366 * DAY + 60, 366 * DAY + 120, 367 * DAY + 60]);
         assert_eq!(store.removed_until(), None, "the files were removed because of their age");
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn the_oldest_days_make_room_for_the_present() {
-        let (dir, store) = store("room");
+        let (_dir, store) = store();
         let line = minute(60).to_string().len() as u64 + 1;
         let store = store.with_limit(2 * (line + 10));
         let written = &mut Written::default();
@@ -304,12 +303,11 @@ mod tests {
         store.add(&[minute(2 * DAY + 120)], written).unwrap();
         assert_eq!(times(&store, 0), [2 * DAY + 60, 2 * DAY + 120]);
         assert_eq!(store.removed_until(), Some(2 * DAY));
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn labels_are_stored_once_and_read_in_each_minute() {
-        let (dir, store) = store("labels");
+        let (_dir, store) = store();
         let long = "x".repeat(255);
         let minutes = [
             labelled(60, &[("zone", &long)]),
@@ -333,22 +331,20 @@ mod tests {
         store.add(&more[1..], written).unwrap();
         fs::remove_file(store.file(0)).unwrap();
         assert_eq!(all(&store, 0), more[1..]);
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn files_with_all_labels_in_each_line_are_read() {
-        let (dir, store) = store("former");
+        let (dir, store) = store();
         let minutes =
             [labelled(60, &[("a", "1")]), labelled(120, &[("a", "1")]), labelled(180, &[])];
         let lines: Vec<String> = minutes.iter().map(|minute| format!("{minute}\n")).collect();
-        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir(dir.join("state")).unwrap();
         fs::write(store.file(0), lines.concat()).unwrap();
         assert_eq!(all(&store, 0), minutes);
         // The present program adds lines to such a file.
         let next = labelled(240, &[("a", "1")]);
         store.add(std::slice::from_ref(&next), &mut Written::default()).unwrap();
         assert_eq!(all(&store, 240), [next]);
-        fs::remove_dir_all(dir).unwrap();
     }
 }

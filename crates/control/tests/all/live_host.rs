@@ -6,24 +6,8 @@ use std::path::{Path, PathBuf};
 
 use penstock_control::config::{self, Port, VhostUser};
 use penstock_control::host::{FdbFilter, Host};
+use penstock_testing::{memory_dir, temp_dir};
 use penstock_units::Nanos;
-
-/// A directory that is deleted at the end of a test.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("penstock-{}-{test}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn write_config(directory: &Path) -> PathBuf {
     let at = directory.display();
@@ -41,12 +25,12 @@ fn write_config(directory: &Path) -> PathBuf {
 
 #[test]
 fn a_host_runs_changes_and_ends() {
-    let directory = TempDir::new("live");
-    let path = write_config(&directory.0);
+    let directory = temp_dir();
+    let path = write_config(&directory);
     let before = std::fs::read_to_string(&path).expect("the file");
     let config = config::load(&path).expect("a right file");
     let host = Host::start(config, Some(path.clone())).expect("a worker");
-    let socket = std::fs::metadata(directory.0.join("vm1.sock")).expect("the socket");
+    let socket = std::fs::metadata(directory.join("vm1.sock")).expect("the socket");
     assert!(socket.file_type().is_socket());
     assert_eq!(socket.permissions().mode() & 0o777, 0o660);
     assert_eq!(host.ports()[0].state, "waiting");
@@ -57,7 +41,7 @@ fn a_host_runs_changes_and_ends() {
     let vm2 = Port {
         tenant: Some("red".into()),
         vlan: "100".parse().ok(),
-        ..Port::new("vm2", VhostUser::new(directory.0.join("vm2.sock")))
+        ..Port::new("vm2", VhostUser::new(directory.join("vm2.sock")))
     };
     host.add_port(vm2, true).expect("a new port");
     assert_eq!(host.reload().expect("what was saved is right").changes, Vec::<String>::new());
@@ -68,7 +52,7 @@ fn a_host_runs_changes_and_ends() {
     let stats = host.stats(true).expect("an exact reading");
     assert_eq!((stats.ports.len(), stats.violations), (2, Vec::new()));
     host.del_port("vm2", true).expect("a port less");
-    assert!(!directory.0.join("vm2.sock").exists(), "a port takes its socket with it");
+    assert!(!directory.join("vm2.sock").exists(), "a port takes its socket with it");
     assert_eq!(std::fs::read_to_string(&path).expect("the file"), before);
 
     // The host refuses a port if it cannot create the port's socket. Nothing changes.
@@ -93,8 +77,8 @@ fn ports_are_dealt_to_two_workers_and_move_when_they_are_told_to() {
         penstock_testing::skip("needs two processors");
         return;
     };
-    let directory = TempDir::new("two");
-    let path = write_config(&directory.0);
+    let directory = temp_dir();
+    let path = write_config(&directory);
     let text = std::fs::read_to_string(&path).expect("the file");
     let cores = format!("[worker]\ncores = [{first}, {second}]\n");
     let text = text
@@ -135,11 +119,8 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
         penstock_testing::skip("needs two processors");
         return;
     };
-    let (directory, run_dir) = (
-        TempDir::new("bells"),
-        TempDir(format!("/dev/shm/penstock-bells-of-host-{}", std::process::id()).into()),
-    );
-    let path = write_config(&directory.0);
+    let (directory, run_dir) = (temp_dir(), memory_dir());
+    let path = write_config(&directory);
     let of = |run_dir: &Path, weight: u32| {
         let text = std::fs::read_to_string(&path).expect("the file");
         let text = text.split("[vcpu]").next().unwrap_or_default().to_owned();
@@ -149,7 +130,7 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
         std::fs::write(&path, format!("{text}{vcpu}{vm}")).expect("a file");
     };
     // `run_dir` is a file, so no bell can be opened. This causes only a warning.
-    of(&directory.0.join("host.toml"), 1);
+    of(&directory.join("host.toml"), 1);
     let config = config::load(&path).expect("a right file");
     let host = Host::start(config, Some(path.clone())).expect("a worker");
     let set = |to: &str| host.set_port("vm1", &[("vm".to_owned(), to.to_owned())], false);
@@ -161,13 +142,13 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
     );
     let unknown = set("db").expect_err("there is no such VM").to_string();
     assert!(unknown.contains("VM \"db\" does not exist"), "{unknown}");
-    of(&run_dir.0, 2);
+    of(&run_dir, 2);
     let report = host.reload().expect("a reload");
     let restart = "restart `penstock vcpu run`";
     assert!(report.warnings.iter().any(|told| told.contains(restart)), "{report:?}");
     let report = set("web").expect("a change");
     assert_eq!(report.warnings, Vec::<String>::new());
-    let bells = std::fs::read(run_dir.0.join("bells")).expect("the bells");
+    let bells = std::fs::read(run_dir.join("bells")).expect("the bells");
     let rung = |name: &[u8]| bells.windows(name.len()).any(|bytes| bytes == name);
     assert!(rung(b"web\0") && !rung(b"db\0"));
 }

@@ -3,28 +3,24 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::files::{
     ControllerFile, DriverFile, FabricFile, PenstockFile, StoreFile, load_controller,
 };
+use penstock_testing::{TempDir, temp_dir};
 
 const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
     [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
 const HEAD: &str = "[controller]\ntopology = \"fabric.toml\"\n\n[store]\npath = \"s\"\n\n\
     [[switch]]\nname = \"rack-0\"\ninterfaces = { server-0 = [\"a\"], server-1 = [\"b\"] }\n";
 
-/// Directory that is removed after the test.
-struct Folder(PathBuf);
+/// Directory with a datacenter's file.
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Self {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("penstock-file-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir_all(&folder).unwrap();
+        let folder = temp_dir();
         fs::write(folder.join("fabric.toml"), TOPOLOGY).unwrap();
         Self(folder)
     }
@@ -43,12 +39,6 @@ impl Folder {
 
     fn mistakes(&self, switch: &str) -> Vec<String> {
         self.read(switch).map(|_| ()).unwrap_err()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

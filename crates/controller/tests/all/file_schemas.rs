@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use penstock_controller::files::{
     SCHEMAS, load_controller, load_topology, parse_tenants, parse_topology,
 };
-use penstock_testing::{committed, json_schema};
+use penstock_testing::{committed, json_schema, temp_dir};
 use serde_json::Value;
 
 fn of_kind(kind: &str) -> Value {
@@ -283,12 +283,10 @@ fn refuses(kind: &str, text: &str, folder: &Path) -> Option<String> {
 
 #[test]
 fn the_schemas_agree_with_the_program() {
-    let folder = std::env::temp_dir().join(format!("penstock-schema-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
+    let folder = temp_dir();
     std::fs::write(folder.join("fabric.toml"), TIER).expect("writable");
     for (kind, base, right, wrong) in CASES {
         let refuses = |text: &str| refuses(kind, text, &folder);
         json_schema::compare(&of_kind(kind), base, right, wrong, refuses);
     }
-    let _ = std::fs::remove_dir_all(&folder);
 }

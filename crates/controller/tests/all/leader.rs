@@ -11,9 +11,10 @@ use penstock_controller::leader::{Leader, LeaderError};
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
+use penstock_testing::{TempDir, temp_dir};
 use proptest::prelude::*;
 
-use crate::world::{Folder, World, five, interval, store, tenant, usage, within};
+use crate::world::{World, five, interval, store, tenant, usage, within};
 
 fn has_queue(world: &World) -> Vec<String> {
     let marked = |(name, marks): (String, BTreeSet<u8>)| {
@@ -28,9 +29,9 @@ const BUSY: [(&str, u64); 5] = [("a", 9), ("b", 8), ("c", 7), ("d", 2), ("e", 1)
 #[tokio::test]
 async fn queues_follow_use_and_every_packet_stays_mapped() {
     for mode in [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap] {
-        let folder = Folder::new("leader-follow");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        let (mut leader, _) = five(&world, &store(&folder).await).await;
         interval(&mut leader, &BUSY).await;
         assert_eq!(has_queue(&world), ["a", "b", "c"]);
         // In each interval, a score moves half of the way to the usage.
@@ -47,9 +48,9 @@ async fn queues_follow_use_and_every_packet_stays_mapped() {
 
 #[tokio::test]
 async fn a_connected_host_without_reports_keeps_scores_up_for_some_intervals_only() {
-    let folder = Folder::new("leader-silent-host");
+    let folder = temp_dir();
     let world = World::new(Mode::StaticMap);
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     leader.add(tenant("a", 10, 10)).await.unwrap();
     interval(&mut leader, &[("a", 9)]).await;
     let slot = leader.fabric().slot("a").unwrap();
@@ -83,9 +84,9 @@ async fn a_connected_host_without_reports_keeps_scores_up_for_some_intervals_onl
 
 #[tokio::test]
 async fn intervals_are_added_up_and_the_last_of_them_are_kept() {
-    let folder = Folder::new("leader-samples");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    let (mut leader, _) = five(&world, &store(&folder).await).await;
     interval(&mut leader, &BUSY).await;
     world.fault("rack-1", Faults { refuses_after: Some(0), ..Faults::default() });
     interval(&mut leader, &[("d", 9), ("e", 9)]).await;
@@ -108,15 +109,15 @@ async fn intervals_are_added_up_and_the_last_of_them_are_kept() {
 
 #[tokio::test]
 async fn a_switch_that_fails_in_the_middle_changes_nothing_for_anybody() {
-    let folder = Folder::new("leader-fails");
+    let folder = temp_dir();
     for fault in [
         Faults { refuses_after: Some(0), ..Faults::default() },
         Faults { unreachable: true, ..Faults::default() },
         Faults { ignores: true, ..Faults::default() },
     ] {
-        let _ = std::fs::remove_file(folder.0.join("controller.redb"));
+        let _ = std::fs::remove_file(folder.join("controller.redb"));
         let world = World::new(Mode::PerPortMap);
-        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        let (mut leader, _) = five(&world, &store(&folder).await).await;
         interval(&mut leader, &BUSY).await;
         let before = has_queue(&world);
         world.fault("rack-1", fault.clone());
@@ -138,9 +139,9 @@ async fn a_switch_that_fails_in_the_middle_changes_nothing_for_anybody() {
 
 #[tokio::test]
 async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_back() {
-    let folder = Folder::new("leader-away");
+    let folder = temp_dir();
     let world = World::new(Mode::StaticMap);
-    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    let (mut leader, _) = five(&world, &store(&folder).await).await;
     // While server-3 is unreachable, no tenant with a VM there gets or loses a queue.
     interval(&mut leader, &BUSY).await;
     let before = has_queue(&world);
@@ -161,9 +162,9 @@ async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_
 
 #[tokio::test]
 async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
-    let folder = Folder::new("leader-bad-host");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     for name in ["a", "b", "c", "d"] {
         leader.add(within(name, "rack-0", 5, 10)).await.unwrap();
     }
@@ -189,9 +190,9 @@ async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
 
 #[tokio::test]
 async fn a_switch_that_lost_everything_is_mended() {
-    let folder = Folder::new("leader-mend");
+    let folder = temp_dir();
     let world = World::new(Mode::PerEgressMap);
-    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    let (mut leader, _) = five(&world, &store(&folder).await).await;
     interval(&mut leader, &BUSY).await;
     let was = world.switches["core-0"].truth().ports;
     world.switches["core-0"].restart();
@@ -203,9 +204,9 @@ async fn a_switch_that_lost_everything_is_mended() {
 
 #[tokio::test]
 async fn a_successor_goes_on_and_a_deposed_leader_can_do_nothing() {
-    let folder = Folder::new("leader-next");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut old, lease) = five(&world, &store).await;
     interval(&mut old, &BUSY).await;
     let (before, marks) = (old.stamp(), has_queue(&world));
@@ -229,10 +230,10 @@ async fn a_successor_goes_on_and_a_deposed_leader_can_do_nothing() {
 
 #[tokio::test]
 async fn a_restart_finds_tenants_places_and_queues() {
-    let folder = Folder::new("leader-restart");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
     let (mut leader, lease) = {
-        let store = store(&folder.0).await;
+        let store = store(&folder).await;
         five(&world, &store).await
     };
     interval(&mut leader, &BUSY).await;
@@ -242,7 +243,7 @@ async fn a_restart_finds_tenants_places_and_queues() {
         leader.fabric().tenants().map(|(_, slot, _)| leader.fabric().record(slot)).collect();
     let marks = has_queue(&world);
     drop(leader);
-    let (leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (leader, _) = world.leader(store(&folder).await, "one").await;
     let again: Vec<_> =
         leader.fabric().tenants().map(|(_, slot, _)| leader.fabric().record(slot)).collect();
     let places = |all: &[penstock_controller::intent::TenantRecord]| {
@@ -257,9 +258,9 @@ async fn a_restart_finds_tenants_places_and_queues() {
 
 #[tokio::test]
 async fn observing_changes_nothing_and_reverting_brings_back() {
-    let folder = Folder::new("leader-revert");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+    let (mut leader, _) = five(&world, &store(&folder).await).await;
     assert_eq!(leader.revert().await.unwrap_err(), LeaderError::NoHistory);
     interval(&mut leader, &BUSY).await;
     leader.set_mode(ControlMode::Observe).await.unwrap();
@@ -289,9 +290,9 @@ async fn observing_changes_nothing_and_reverting_brings_back() {
 
 #[tokio::test]
 async fn a_tenant_without_a_place_is_refused_with_what_would_fit() {
-    let folder = Folder::new("leader-refuse");
+    let folder = temp_dir();
     let world = World::new(Mode::StaticMap);
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     let refused = leader.add(tenant("big", 10, 300)).await.unwrap_err().to_string();
     assert!(
         refused.contains("tenant big") && refused.contains("the tenant fits with"),
@@ -353,10 +354,10 @@ fn act() -> impl Strategy<Value = Act> {
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const SWITCHES: [&str; 3] = ["core-0", "rack-0", "rack-1"];
 
-async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
-    let _ = std::fs::remove_file(folder.0.join("controller.redb"));
+async fn play(mode: Mode, acts: Vec<Act>, folder: &TempDir) {
+    let _ = std::fs::remove_file(folder.join("controller.redb"));
     let world = World::new(mode);
-    let store = store(&folder.0).await;
+    let store = store(folder).await;
     let (mut leader, mut lease) = world.leader(Arc::clone(&store), "one").await;
     for act in acts {
         match act {
@@ -413,7 +414,7 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
 /// removed tenant.
 #[tokio::test]
 async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() {
-    let folder = Folder::new("leader-removed");
+    let folder = temp_dir();
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
         let acts = vec![
             Act::Add(1),
@@ -431,7 +432,7 @@ async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() 
 /// away at once.
 #[tokio::test]
 async fn a_successor_keeps_the_queues_of_a_removed_tenant_while_a_host_may_mark() {
-    let folder = Folder::new("leader-removed-next");
+    let folder = temp_dir();
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
         for writes in [false, true] {
             let mut acts = vec![Act::Add(1), Act::Add(2), Act::Interval(vec![0, 9, 0, 0, 0, 0])];
@@ -459,7 +460,7 @@ proptest! {
         ],
         acts in prop::collection::vec(act(), 1..30),
     ) {
-        let folder = Folder::new("leader-prop");
+        let folder = temp_dir();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let played = async {
             let limit = penstock_testing::scaled(Duration::from_secs(60));

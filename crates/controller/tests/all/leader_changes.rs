@@ -13,8 +13,9 @@ use penstock_controller::leader::Leader;
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
+use penstock_testing::temp_dir;
 
-use crate::world::{Folder, World, interval, store, tenant, within};
+use crate::world::{World, interval, store, tenant, within};
 
 const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
 
@@ -30,9 +31,9 @@ fn shares_queue_0(world: &World, tenant: &str) -> bool {
 async fn a_new_tenant_is_not_marked_as_one_was_that_is_gone() {
     for mode in MODES {
         for same_place in [true, false] {
-            let folder = Folder::new("changes-reused");
+            let folder = temp_dir();
             let world = World::new(mode);
-            let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+            let (mut leader, _) = world.leader(store(&folder).await, "one").await;
             leader.add(tenant("old", 10, 10)).await.unwrap();
             interval(&mut leader, &[("old", 9)]).await;
             assert!(!shares_queue_0(&world, "old"));
@@ -54,9 +55,9 @@ async fn a_new_tenant_is_not_marked_as_one_was_that_is_gone() {
 #[tokio::test]
 async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_ready() {
     for mode in MODES {
-        let folder = Folder::new("changes-moved");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        let (mut leader, _) = world.leader(store(&folder).await, "one").await;
         leader.add(tenant("a", 3, 10)).await.unwrap();
         leader.add(tenant("b", 8, 10)).await.unwrap();
         interval(&mut leader, &[("a", 9), ("b", 9)]).await;
@@ -88,9 +89,9 @@ async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_rea
 
 #[tokio::test]
 async fn a_successor_marks_nobody_by_queues_of_where_it_was_before() {
-    let folder = Folder::new("changes-successor");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
     leader.add(tenant("a", 3, 10)).await.unwrap();
     interval(&mut leader, &[("a", 9)]).await;
@@ -113,9 +114,9 @@ fn all_weights(leader: &Leader, world: &World, tenant: &str) -> Vec<(String, Vec
 
 #[tokio::test]
 async fn a_placed_tenant_has_its_share_of_each_port_before_its_hosts_know() {
-    let folder = Folder::new("changes-weights");
+    let folder = temp_dir();
     let world = World::new(Mode::StaticMap);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
     leader.add(within("a", "rack-0", 5, 50)).await.unwrap();
     interval(&mut leader, &[("a", 50)]).await;
@@ -150,9 +151,9 @@ async fn a_switch_that_refuses_stops_nobody_whose_way_is_another() {
         Faults { refuses_after: Some(1), ..Faults::default() },
         Faults { ignores: true, ..Faults::default() },
     ] {
-        let folder = Folder::new("changes-refuses");
+        let folder = temp_dir();
         let world = World::new(Mode::PerPortMap);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        let (mut leader, _) = world.leader(store(&folder).await, "one").await;
         for (name, rack) in [("a", "rack-0"), ("b", "rack-1")] {
             leader.add(within(name, rack, 5, 10)).await.unwrap();
         }
@@ -182,9 +183,9 @@ async fn a_switch_that_refuses_stops_nobody_whose_way_is_another() {
 
 #[tokio::test]
 async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
-    let folder = Folder::new("changes-writes");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut leader, _) = world.leader(Arc::clone(&store), "one").await;
     for name in ["a", "b", "c"] {
         leader.add(tenant(name, 10, 10)).await.unwrap();
@@ -202,9 +203,9 @@ async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
 
 #[tokio::test]
 async fn a_switch_that_is_away_is_told_of_once_and_mended_when_it_is_back() {
-    let folder = Folder::new("changes-away");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     for (name, rack) in [("a", "rack-0"), ("b", "rack-1")] {
         leader.add(within(name, rack, 5, 10)).await.unwrap();
     }

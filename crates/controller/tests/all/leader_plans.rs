@@ -16,12 +16,12 @@ use penstock_controller::store::Store;
 use penstock_controller::view::explain;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
+use penstock_testing::temp_dir;
 use penstock_units::Nanos;
 use tokio::time::Instant;
 
 use crate::world::{
-    FakeHosts, Folder, Message, RACK, World, add_five, fabric, five, interval, store, tenant,
-    usage, within,
+    FakeHosts, Message, RACK, World, add_five, fabric, five, interval, store, tenant, usage, within,
 };
 
 const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
@@ -62,9 +62,9 @@ fn is_limited(tenant: &HostTenant) -> bool {
 #[tokio::test]
 async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end() {
     for mode in MODES {
-        let folder = Folder::new("plans-limits");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        let (mut leader, _) = five(&world, &store(&folder).await).await;
         interval(&mut leader, &FIRST).await;
         let before = world.marks();
         let messages = until_queues_change_hands(&mut leader, &world).await;
@@ -101,10 +101,10 @@ async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end
 
 #[tokio::test]
 async fn a_plan_reads_a_switch_once_and_once_more_before_new_marks() {
-    let folder = Folder::new("plans-reads");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
     let settings = Settings { verify_every: 0, ..Settings::default() };
-    let (mut leader, _) = world.leader_with(store(&folder.0).await, "one", settings).await;
+    let (mut leader, _) = world.leader_with(store(&folder).await, "one", settings).await;
     add_five(&mut leader).await;
     let reads = |messages: &[Message]| {
         let mut reads: BTreeMap<String, usize> = BTreeMap::new();
@@ -179,9 +179,9 @@ async fn succeeds(mode: Mode, count: usize, world: &World, store: &Arc<dyn Store
 /// Lets a leader end before the change of a host or switch that follows after `count` other
 /// changes of a plan. Returns false if the plan has no such change.
 async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
-    let folder = Folder::new(&format!("plans-ends-{count}"));
+    let folder = temp_dir();
     let world = World::new(mode);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut leader, lease) = five(&world, &store).await;
     interval(&mut leader, &FIRST).await;
     let ended = stops_in_a_plan(&mut leader, &world, &THEN, count).await;
@@ -204,9 +204,9 @@ async fn two_leaders_that_end_in_plans_leave_no_unmapped_code_point_and_no_limit
     for mode in MODES {
         let mut ends = 0;
         for count in (0..200).step_by(7) {
-            let folder = Folder::new(&format!("plans-twice-{count}"));
+            let folder = temp_dir();
             let world = World::new(mode);
-            let store = store(&folder.0).await;
+            let store = store(&folder).await;
             let (mut leader, lease) = five(&world, &store).await;
             interval(&mut leader, &FIRST).await;
             if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
@@ -231,9 +231,9 @@ async fn two_leaders_that_end_in_plans_leave_no_unmapped_code_point_and_no_limit
 async fn a_successor_limits_the_tenants_of_a_host_that_is_away_until_it_comes() {
     let mut tried = 0;
     for count in 0..60 {
-        let folder = Folder::new(&format!("plans-late-{count}"));
+        let folder = temp_dir();
         let world = World::new(Mode::PerPortMap);
-        let store = store(&folder.0).await;
+        let store = store(&folder).await;
         let (mut leader, lease) = five(&world, &store).await;
         interval(&mut leader, &FIRST).await;
         if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
@@ -342,9 +342,9 @@ async fn a_successor_waits_until_the_queues_of_the_plan_are_empty() {
 #[tokio::test]
 async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_point() {
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
-        let folder = Folder::new("plans-stuck");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
+        let (mut leader, _) = five(&world, &store(&folder).await).await;
         interval(&mut leader, &FIRST).await;
         let before = world.marks();
         // The switch has two ports, so it dies after some changes of its map.
@@ -373,10 +373,10 @@ async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_po
 
 #[tokio::test]
 async fn a_switch_that_restarts_between_comparisons_is_repaired_in_the_next_interval() {
-    let folder = Folder::new("plans-restarts");
+    let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);
     let settings = Settings { verify_every: 0, ..Settings::default() };
-    let (mut leader, _) = world.leader_with(store(&folder.0).await, "one", settings).await;
+    let (mut leader, _) = world.leader_with(store(&folder).await, "one", settings).await;
     add_five(&mut leader).await;
     interval(&mut leader, &FIRST).await;
     let was = world.switches["rack-1"].truth().ports;
@@ -414,10 +414,10 @@ async fn one_switch_of_four_that_refuses_forever_stops_nobody_else() {
         // What is read back differs from what was acknowledged.
         Faults { ignores: true, ..Faults::default() },
     ] {
-        let folder = Folder::new("plans-refuses");
+        let folder = temp_dir();
         let world = World::with_racks(Mode::PerPortMap, 3);
         assert_eq!(world.switches.len(), 4);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        let (mut leader, _) = world.leader(store(&folder).await, "one").await;
         let racks = [("a", "rack-0"), ("b", "rack-1"), ("c", "rack-2")];
         for (name, rack) in racks {
             leader.add(within(name, rack, 4, 10)).await.unwrap();
@@ -445,9 +445,9 @@ async fn one_switch_of_four_that_refuses_forever_stops_nobody_else() {
 
 #[tokio::test]
 async fn a_port_of_others_concerns_only_its_tenants() {
-    let folder = Folder::new("plans-foreign");
+    let folder = temp_dir();
     let world = World::with_racks(Mode::PerPortMap, 3);
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     let mut names = Vec::new();
     for rack in 0..3 {
         for tenant in ["a", "b"] {
@@ -485,10 +485,10 @@ async fn a_port_of_others_concerns_only_its_tenants() {
 
 #[tokio::test]
 async fn a_switch_with_fewer_queues_gets_plans_that_it_can_execute() {
-    let folder = Folder::new("plans-few-queues");
+    let folder = temp_dir();
     let world = World::with_racks(Mode::PerPortMap, 2);
     world.fault("rack-1", Faults { queues: Some(2), ..Faults::default() });
-    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
     let mut names = Vec::new();
     for rack in 0..2 {
         for tenant in ["a", "b", "c"] {
@@ -527,9 +527,9 @@ async fn a_switch_with_fewer_queues_gets_plans_that_it_can_execute() {
 
 #[tokio::test]
 async fn tenants_of_a_switch_that_loses_queues_are_limited_until_the_next_decision() {
-    let folder = Folder::new("plans-lost-queues");
+    let folder = temp_dir();
     let world = World::with_racks(Mode::PerPortMap, 2);
-    let store = store(&folder.0).await;
+    let store = store(&folder).await;
     let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
     for name in ["a", "b", "c"] {
         leader.add(within(name, "rack-1", 4, 10)).await.unwrap();
@@ -604,9 +604,9 @@ fn ports(world: &World) -> BTreeMap<String, BTreeMap<String, PortState>> {
 #[tokio::test]
 async fn a_tenant_that_arrives_grows_or_moves_has_its_weights_before_its_hosts_know() {
     for mode in MODES {
-        let folder = Folder::new("plans-arrives");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let store = store(&folder.0).await;
+        let store = store(&folder).await;
         let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
         // Before the first interval, all tenants share queue 0.
         leader.add(tenant("c", 10, 10)).await.unwrap();
@@ -665,9 +665,9 @@ async fn a_tenant_that_arrives_grows_or_moves_has_its_weights_before_its_hosts_k
 #[tokio::test]
 async fn a_moved_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() {
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
-        let folder = Folder::new("plans-moved");
+        let folder = temp_dir();
         let world = World::new(mode);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        let (mut leader, _) = world.leader(store(&folder).await, "one").await;
         leader.add(within("a", "rack-0", 3, 10)).await.unwrap();
         interval(&mut leader, &[("a", 9)]).await;
         let slot = leader.fabric().slot("a").unwrap();

@@ -20,11 +20,12 @@ use penstock_controller::store::{
 use penstock_fabric::queue_binding::{Mode, Settings as BindingSettings};
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{Regular, Tier};
+use penstock_testing::{TempDir, temp_dir};
 use penstock_units::{BitsPerSecond, Nanos};
 use tokio::sync::mpsc;
 
 use crate::world;
-use crate::world::{FakeHosts, Folder, tenant};
+use crate::world::{FakeHosts, tenant};
 
 const TENANTS: usize = 900;
 const RATE: u64 = 10_000_000_000;
@@ -44,8 +45,8 @@ struct Cut {
 }
 
 impl Cut {
-    async fn open(folder: &Folder) -> Arc<Self> {
-        let inner = world::store(&folder.0).await;
+    async fn open(folder: &TempDir) -> Arc<Self> {
+        let inner = world::store(folder).await;
         let (left, taken) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
         let (written, full) = (Mutex::default(), AtomicBool::new(false));
         Arc::new(Self { inner, left, taken, written, full, compacted: Mutex::default() })
@@ -177,7 +178,7 @@ async fn begin(leader: &mut Leader) {
 
 #[tokio::test]
 async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
-    let folder = Folder::new("leader-parts");
+    let folder = temp_dir();
     let store = Cut::open(&folder).await;
     let (mut leader, mut lease) = lead(&store, "first").await;
     begin(&mut leader).await;
@@ -229,7 +230,7 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
 /// all tenants of the part, for each tenant whose queues changed.
 #[tokio::test]
 async fn an_interval_writes_the_queues_of_changed_tenants_only() {
-    let folder = Folder::new("leader-changes-only");
+    let folder = temp_dir();
     let store = Cut::open(&folder).await;
     let (mut leader, _) = lead(&store, "first").await;
     begin(&mut leader).await;
@@ -256,7 +257,7 @@ async fn an_interval_writes_the_queues_of_changed_tenants_only() {
 /// binding. If their write failed, nothing wrote them again before the next plan.
 #[tokio::test]
 async fn the_end_of_a_plan_is_stored_later_if_its_write_failed() {
-    let folder = Folder::new("leader-finish");
+    let folder = temp_dir();
     let store = Cut::open(&folder).await;
     let (mut leader, _) = lead(&store, "first").await;
     begin(&mut leader).await;
@@ -276,7 +277,7 @@ async fn the_end_of_a_plan_is_stored_later_if_its_write_failed() {
 
 #[tokio::test]
 async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_is_space() {
-    let folder = Folder::new("leader-full");
+    let folder = temp_dir();
     let store = Cut::open(&folder).await;
     let (mut leader, _) = lead(&store, "first").await;
     begin(&mut leader).await;

@@ -22,6 +22,7 @@ use penstock_controller::switch::wire::v1::switch_service_server::{
 use penstock_controller::switch::{
     FabricSwitch, PortReading, SwitchServer, SwitchSide, Who, serve,
 };
+use penstock_testing::{TempDir, temp_dir};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -31,7 +32,6 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::common::authority::Authority;
-use crate::common::dir::Dir;
 
 /// Simulated data path with two ports of eight queues.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl SwitchSide for FakeSide {
 
 /// Switch that serves controllers. Dropping the [`Bed`] stops the switch.
 struct Bed {
-    dir: Dir,
+    dir: TempDir,
     side: Arc<FakeSide>,
     switch: Arc<FabricSwitch>,
     task: JoinHandle<()>,
@@ -107,14 +107,14 @@ fn changes() -> Vec<Change> {
 }
 
 impl Bed {
-    async fn start(dir: Dir) -> Self {
+    async fn start(dir: TempDir) -> Self {
         let side = Arc::new(FakeSide::default());
-        let plan = dir.path().join("plan");
+        let plan = dir.join("plan");
         let switch = FabricSwitch::new("leaf1", &plan, Arc::clone(&side) as Arc<dyn SwitchSide>);
         switch.take_up().await.unwrap();
         let switch = Arc::new(switch);
-        let _ = std::fs::remove_file(dir.path().join("socket"));
-        let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let _ = std::fs::remove_file(dir.join("socket"));
+        let listener = UnixListener::bind(dir.join("socket")).unwrap();
         let server = SwitchServer::new(Arc::clone(&switch), Who::Connected);
         let server = Server::builder().add_service(SwitchServiceServer::new(server));
         let serving = server.serve_with_incoming(UnixListenerStream::new(listener));
@@ -125,12 +125,12 @@ impl Bed {
     /// Restarts the switch with the files of its previous run.
     async fn restart(mut self) -> Self {
         self.task.abort();
-        let dir = std::mem::replace(&mut self.dir, Dir::new());
+        let dir = std::mem::replace(&mut self.dir, temp_dir());
         Self::start(dir).await
     }
 
     fn socket(&self) -> PathBuf {
-        self.dir.path().join("socket")
+        self.dir.join("socket")
     }
 
     fn driver(&self) -> PenstockSwitch {
@@ -193,10 +193,10 @@ impl Drop for SwitchProcess {
 
 #[tokio::test]
 async fn a_driver_keeps_its_connection_until_the_switch_restarts() {
-    let dir = Dir::new();
-    let address = Address::Socket(dir.path().join("socket"));
+    let dir = temp_dir();
+    let address = Address::Socket(dir.join("socket"));
     let driver = PenstockSwitch::new("leaf1", &ports(), 8, address).unwrap();
-    let process = SwitchProcess::start(dir.path());
+    let process = SwitchProcess::start(&dir);
     let run = driver.run_id().await.unwrap();
     assert_eq!(run.as_deref(), Some(process.switch.run()));
     driver.apply(stamp(1, 1), &changes()).await.unwrap();
@@ -206,7 +206,7 @@ async fn a_driver_keeps_its_connection_until_the_switch_restarts() {
 
     // The first request after a restart succeeds.
     process.kill();
-    let process = SwitchProcess::start(dir.path());
+    let process = SwitchProcess::start(&dir);
     assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(process.switch.run()));
     assert_eq!(driver.read_back().await.unwrap().stamp, Stamp::default());
     assert_eq!(process.connections(), 1);
@@ -215,7 +215,7 @@ async fn a_driver_keeps_its_connection_until_the_switch_restarts() {
     let error = driver.read_back().await.unwrap_err();
     assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("/socket: "), "{error}");
-    let process = SwitchProcess::start(dir.path());
+    let process = SwitchProcess::start(&dir);
     assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(process.switch.run()));
 
     // A request that the switch refuses ends its connection.
@@ -227,7 +227,7 @@ async fn a_driver_keeps_its_connection_until_the_switch_restarts() {
 
 #[tokio::test]
 async fn a_question_for_the_run_does_not_read_the_data_path() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     let reads = || bed.side.reads.load(Ordering::Relaxed);
     let (driver, before) = (bed.driver(), reads());
     assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(bed.switch.run()));
@@ -266,8 +266,8 @@ impl SwitchService for Earlier {
 
 #[tokio::test]
 async fn a_daemon_of_an_earlier_release_also_tells_its_run() {
-    let bed = Bed::start(Dir::new()).await;
-    let socket = bed.dir.path().join("earlier");
+    let bed = Bed::start(temp_dir()).await;
+    let socket = bed.dir.join("earlier");
     let listener = UnixListener::bind(&socket).unwrap();
     let earlier = Earlier(SwitchServer::new(Arc::clone(&bed.switch), Who::Connected));
     let server = Server::builder().add_service(SwitchServiceServer::new(earlier));
@@ -280,7 +280,7 @@ async fn a_daemon_of_an_earlier_release_also_tells_its_run() {
 
 #[tokio::test]
 async fn changes_are_read_back_and_idempotent_and_late_ones_refused() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     let can = bed.driver().capabilities().await.unwrap();
     assert_eq!(
         (can.queues, can.weights, can.remap, can.map_per_port),
@@ -318,7 +318,7 @@ async fn changes_are_read_back_and_idempotent_and_late_ones_refused() {
 
 #[tokio::test]
 async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
     let told = bed.driver().read_back().await.unwrap();
     let run = bed.driver().run_id().await.unwrap();
@@ -338,9 +338,9 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
 
 #[tokio::test]
 async fn a_state_that_cannot_be_stored_is_in_force_and_its_stamp_survives_a_restart() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
-    std::fs::create_dir(bed.dir.path().join("plan.new")).unwrap();
+    std::fs::create_dir(bed.dir.join("plan.new")).unwrap();
     let unmap = [Change::Unmap { port: "e0".into(), dscp: 8 }];
     bed.driver().apply(stamp(4, 1), &unmap).await.unwrap();
     assert!(bed.switch.status().borrow().unkept);
@@ -354,7 +354,7 @@ async fn a_state_that_cannot_be_stored_is_in_force_and_its_stamp_survives_a_rest
 
 #[tokio::test]
 async fn impossible_or_failed_changes_have_no_effect_and_are_reported() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     bed.driver().apply(stamp(1, 1), &changes()).await.unwrap();
     let before = bed.driver().read_back().await.unwrap();
     let map = |port: &str, dscp, queue| Change::Map { port: port.into(), dscp, queue };
@@ -378,14 +378,14 @@ async fn impossible_or_failed_changes_have_no_effect_and_are_reported() {
     let other = PenstockSwitch::new("leaf2", &ports(), 8, Address::Socket(bed.socket())).unwrap();
     let error = other.read_back().await.unwrap_err().to_string();
     assert!(error.contains("this is switch leaf1, not leaf2"), "{error}");
-    let nobody = Address::Socket(bed.dir.path().join("nobody"));
+    let nobody = Address::Socket(bed.dir.join("nobody"));
     let error = PenstockSwitch::new("leaf1", &ports(), 8, nobody).unwrap().read_back().await;
     assert!(matches!(error, Err(DriverError::Unreachable { .. })), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_port_that_the_daemon_lacks_is_left_out_and_the_others_are_not() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     let rate = penstock_units::BitsPerSecond(1_000_000_000);
     let more = ["e0", "e7"].map(|name| PortInfo { name: name.to_owned(), rate });
     let more = PenstockSwitch::new("leaf1", &more, 8, Address::Socket(bed.socket())).unwrap();
@@ -404,7 +404,7 @@ async fn a_port_that_the_daemon_lacks_is_left_out_and_the_others_are_not() {
 
 #[tokio::test]
 async fn of_two_controllers_at_once_the_later_prevails() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     let weigh = |weight| [Change::Weigh { port: "e0".into(), weights: vec![1, weight] }];
     let tell = |generation, weight| {
         let driver = bed.driver();
@@ -422,10 +422,10 @@ async fn of_two_controllers_at_once_the_later_prevails() {
 
 #[tokio::test]
 async fn over_the_network_only_who_is_named_is_heard() {
-    let bed = Bed::start(Dir::new()).await;
+    let bed = Bed::start(temp_dir()).await;
     let authority = Authority::new();
     let file = |name: &str, text: &str| {
-        let path = bed.dir.path().join(name);
+        let path = bed.dir.join(name);
         std::fs::write(&path, text).unwrap();
         path
     };

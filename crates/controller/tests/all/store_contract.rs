@@ -10,19 +10,18 @@ use penstock_controller::store::{
     Change, Compare, Embedded, Entry, LeaseId, Revision, Store, StoreError, Transaction, Write,
     leader,
 };
-use penstock_testing::patience;
+use penstock_testing::{patience, temp_dir};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::common::dir::Dir;
 use crate::common::etcd::Cluster;
 
 type Watch = mpsc::Receiver<Result<Change, StoreError>>;
 
 #[tokio::test]
 async fn embedded_keeps_the_contract() {
-    let dir = Dir::new();
-    let store = Embedded::open(&dir.path().join("store.redb")).await.unwrap();
+    let dir = temp_dir();
+    let store = Embedded::open(&dir.join("store.redb")).await.unwrap();
     contract(&store).await;
 }
 

@@ -8,10 +8,9 @@ use std::time::Duration;
 use penstock_controller::store::{
     Change, Compare, Embedded, Entry, LeaseId, Revision, Store, StoreError, Transaction, Write,
 };
+use penstock_testing::temp_dir;
 use proptest::collection::vec;
 use proptest::prelude::*;
-
-use crate::common::dir::Dir;
 
 const KEYS: usize = 6;
 const TTL: Duration = Duration::from_secs(3_600);
@@ -221,8 +220,8 @@ proptest! {
     #[test]
     fn the_embedded_store_is_a_map_with_revisions(steps in vec(step(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let dir = Dir::new();
-        let file = dir.path().join("store.redb");
+        let dir = temp_dir();
+        let file = dir.join("store.redb");
         runtime.block_on(async {
             let mut store = Embedded::open(&file).await.unwrap();
             let mut model = Model::default();

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_controller::store::{Etcd, EtcdConfig, EtcdTls, Store, StoreError};
+use penstock_testing::temp_dir;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 
-use crate::common::dir::Dir;
 use crate::common::etcd::{Certificates, Cluster, answers};
 
 /// CA that signs the certificates of the cluster and its clients.
@@ -40,9 +40,9 @@ impl Authority {
 
 #[tokio::test]
 async fn both_sides_show_certificates_and_strangers_stay_out() {
-    let (dir, authority, stranger) = (Dir::new(), Authority::new(), Authority::new());
+    let (dir, authority, stranger) = (temp_dir(), Authority::new(), Authority::new());
     let file = |name: &str, content: &[u8]| -> PathBuf {
-        let path = dir.path().join(name);
+        let path = dir.join(name);
         fs::write(&path, content).unwrap();
         path
     };

@@ -17,11 +17,11 @@
 //! - Stage 3 verifies the keys and applies the cached decisions.
 //! - Stage 4 sends the frames without a cached decision through `forward`, one by one.
 //!
-//! If all frames of a port go to one other port, the frames skip the four stages of classification
-//! ([`PortPolicy::is_patch`]). The cache compares only the key bits on which a decision about the
-//! port's frames can depend. Flows that differ only in key bits outside the mask share a cache
-//! entry. If two consecutive frames have equal relevant bits, the second frame gets the first
-//! frame's decision without a cache look-up.
+//! If all frames of a port go to one other port, the frames skip the four stages of classification.
+//! The cache compares only the key bits on which a decision about the port's frames can depend.
+//! Flows that differ only in key bits outside the mask share a cache entry. If two consecutive
+//! frames have equal relevant bits, the second frame gets the first frame's decision without a
+//! cache look-up.
 //!
 //! # Cost
 //!

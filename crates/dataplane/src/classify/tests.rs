@@ -421,7 +421,7 @@ fn rules_drop_output_and_name_what_is_missing() {
 fn a_patched_port_is_decided_without_parsing_and_still_checked() {
     let all = [rule(1, 9, Match::default(), Actions::only(Then::Output(1)))];
     let policy = with_rules(PortPolicy::access(0, Some(1), vid(10), 0), &all).finish();
-    assert!(policy.is_patch());
+    assert!(policy.patch.is_some());
     let mut b = two_tenants();
     b.snapshot.ports[0] = Some(Arc::new(policy));
     let plain = udp4(A, B, ME, YOU, 1, 2);

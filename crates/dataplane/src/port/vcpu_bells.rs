@@ -244,14 +244,9 @@ impl VcpuBell {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use penstock_testing::memory_dir;
 
-    /// Makes a new directory on a tmpfs.
-    fn dir(name: &str) -> PathBuf {
-        let dir = format!("/dev/shm/penstock-bells-{name}-{}", std::process::id());
-        let _ = std::fs::remove_dir_all(&dir);
-        PathBuf::from(dir)
-    }
+    use super::*;
 
     fn word(dir: &Path, at: usize) -> u64 {
         let mut word = [0; 8];
@@ -262,7 +257,8 @@ mod tests {
 
     #[test]
     fn a_bell_survives_the_switch_and_continues_counting() {
-        let dir = dir("restart");
+        let home = memory_dir();
+        let dir = home.join("run");
         let bells = VcpuBells::open(&dir).unwrap();
         let (web, db) = (bells.claim("web").unwrap(), bells.claim("db").unwrap());
         assert_eq!((web.ring(), web.ring(), db.ring()), (0, 0, 0), "nobody has to be woken");
@@ -270,12 +266,11 @@ mod tests {
         again.ring();
         assert_eq!((word(&dir, web.bell.counter_at()), word(&dir, db.bell.counter_at())), (3, 1));
         assert!(matches!(bells.claim(""), Err(VcpuBellError::Name(_))));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn only_the_sleeping_thread_is_woken_and_only_once() {
-        let dir = dir("summons");
+        let dir = memory_dir();
         let bells = VcpuBells::open(&dir).unwrap();
         let web = bells.claim("web").unwrap();
         let listens = UnixDatagram::bind(dir.join(format!("{SOCKET_PREFIX}11"))).unwrap();
@@ -289,13 +284,11 @@ mod tests {
         let mut name = [0; 8];
         assert_eq!((listens.recv(&mut name).unwrap(), &name[..3]), (3, &b"web"[..]));
         assert!(listens.recv(&mut name).is_err(), "once");
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn the_content_of_the_file_is_not_trusted() {
-        let dir = dir("hostile");
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = memory_dir();
         let path = dir.join(BELLS_FILE);
         std::fs::write(&path, [1; 64]).unwrap();
         assert!(VcpuBells::open(&dir).unwrap_err().to_string().contains("remove the file"));
@@ -316,6 +309,5 @@ mod tests {
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
         assert_eq!(web.ring(), 0);
         assert!(bells.claim("db").is_err());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -197,7 +197,8 @@ pub struct PortPolicy {
     /// Ports that get copies of the port's frames.
     pub mirror: Mirror,
     /// The single destination of the port's frames, or `None` if the frames have several
-    /// destinations. [`Self::finish`] computes the single destination of the port's frames.
+    /// destinations. With a single destination, the switch parses only frames with a VLAN tag or
+    /// offload metadata. [`Self::finish`] computes the single destination of the port's frames.
     pub(crate) patch: Option<Patch>,
     /// Bits of the flow key on which a decision about the port's frames can depend.
     /// [`Self::finish`] computes the bits on which decisions about the port's frames depend.
@@ -333,14 +334,6 @@ impl PortPolicy {
     pub fn keeps_tags_in(&self, sender: Option<&Self>) -> bool {
         let tenants = self.tenant.is_none() && sender.is_some_and(|s| s.tenant.is_some());
         self.is_trunk() || tenants && !self.qinq
-    }
-
-    /// Whether the switch sends all frames of this port to one other port, without parsing the
-    /// frames. On a port with a single destination, the switch parses only frames with a VLAN tag
-    /// or offload metadata.
-    #[must_use]
-    pub fn is_patch(&self) -> bool {
-        self.patch.is_some()
     }
 
     /// Returns VLAN and domain of a frame with VLAN ID `tag` in its tag, 0 for an untagged frame.

@@ -377,12 +377,6 @@ impl RuleTable {
         self.subtables.len()
     }
 
-    /// Number of rules in the table's list, outside the subtables.
-    #[must_use]
-    pub fn linear_rules(&self) -> usize {
-        self.linear.len()
-    }
-
     #[must_use]
     pub fn len(&self) -> usize {
         self.rules.len()
@@ -440,7 +434,7 @@ mod tests {
             Match { ethertype: Some(0x0800), src_port: Some((0, i)), ..Match::default() }
         }
         let table = RuleTable::build(&masks(40), 32).unwrap();
-        assert_eq!((table.subtables(), table.linear_rules()), (32, 8));
+        assert_eq!((table.subtables(), table.linear.len()), (32, 8));
         assert_eq!(found(&table, 1), Some(39));
         assert_eq!(
             RuleTable::build(&masks(300), 32).unwrap_err(),

@@ -18,6 +18,7 @@ mod pressure;
 mod prop_classify;
 mod prop_classify_parse;
 mod prop_classify_rules;
+mod ring_bed;
 mod ring_race;
 mod ring_records;
 mod segments_shaped;

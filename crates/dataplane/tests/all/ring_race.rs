@@ -3,21 +3,20 @@
 //! regions, and sends exactly the headers that it classified.
 #![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 
-use std::fs::File;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::headers::parse::parse;
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::guest_memory::GuestMemory;
 use penstock_dataplane::port::packed_ring::PackedRing;
-use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
+
+use crate::ring_bed::{USER, map, memory_file, spec};
 
 const MEMORY: u64 = 1 << 16;
 /// Number of bytes of the file before and after the guest's region. Bytes outside the region do not
@@ -27,7 +26,6 @@ const FENCE_BYTE: u8 = 0xc5;
 /// Value of the words of guest memory that the guest does not write: all bits zero, which is a
 /// virtio-net header without offload requests.
 const OWN: u64 = 0;
-const USER: u64 = 0x7000_0000_0000;
 const SIZE: u16 = 64;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x600;
@@ -49,17 +47,9 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     fn new() -> Self {
-        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
         let len = MEMORY + 2 * FENCE;
-        file.set_len(len).unwrap();
-        let spec = RegionSpec {
-            guest: 0,
-            user: USER,
-            len: MEMORY,
-            offset: FENCE,
-            file: file.try_clone().unwrap(),
-        };
-        let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
+        let file = memory_file(len);
+        let memory = map(&file, &[(0, FENCE, MEMORY)]);
         let bytes = NonZeroUsize::new(usize::try_from(len).unwrap()).unwrap();
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
@@ -108,18 +98,9 @@ impl Shared {
     }
 
     fn spec(&self) -> RingSpec {
-        RingSpec {
-            size: SIZE.into(),
-            descriptors: USER,
-            available: USER + AVAILABLE,
-            used: USER + USED,
-            base: 0,
-            event_idx: false,
-            in_order: false,
-            mergeable: true,
-            header: 12,
-            call: None,
-        }
+        let at =
+            RingAddresses { descriptors: USER, available: USER + AVAILABLE, used: USER + USED };
+        spec(SIZE, at)
     }
 }
 

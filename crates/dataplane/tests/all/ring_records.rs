@@ -1,128 +1,37 @@
 //! A split ring records in-flight chains for the next switch process, and written pages for a live
 //! migration. The tests check a split ring's inflight and dirty-log records, and move the ring
 //! between memory maps.
-#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
+use penstock_dataplane::port::dirty_log::LOG_PAGE;
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
-use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::SplitRing;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const SIZE: u16 = 64;
-const MEMORY: u64 = 1 << 20;
-const USER: u64 = 0x7000_0000_0000;
-const AVAILABLE: u64 = 0x1000;
-const USED: u64 = 0x2000;
-const BUFFERS: u64 = 0x1_0000;
+use crate::ring_bed::{BUFFERS, HALF, NEXT, WRITE, inflight, log, taken_pages};
+use crate::split_ring::{ADDRESSES, Guest, SIZE, USED};
+
 const BUFFER: u64 = 0x1000;
 
-/// A guest with one split ring, which writes to its memory through the memory's file.
-struct Guest {
-    file: File,
-    memory: Arc<GuestMemory>,
-    next: u16,
-}
-
 impl Guest {
-    fn new() -> Self {
-        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-        file.set_len(MEMORY).unwrap();
-        let memory = map(&file, MEMORY);
-        Self { file, memory, next: 0 }
-    }
-
-    fn ring(&self, mergeable: bool) -> SplitRing {
-        let spec = RingSpec {
-            size: u32::from(SIZE),
-            descriptors: USER,
-            available: USER + AVAILABLE,
-            used: USER + USED,
-            base: 0,
-            event_idx: false,
-            mergeable,
-            in_order: false,
-            header: 12,
-            call: None,
-        };
-        SplitRing::new(spec, Arc::clone(&self.memory)).unwrap()
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) {
-        self.file.write_all_at(bytes, at).unwrap();
-    }
-
-    fn u16(&self, at: u64) -> u16 {
-        let mut word = [0; 2];
-        self.file.read_exact_at(&mut word, at).unwrap();
-        u16::from_le_bytes(word)
-    }
-
-    fn descriptor(&self, i: u16, guest: u64, len: u32, flags: u16, next: u16) {
-        let at = 16 * u64::from(i);
-        self.write(at, &guest.to_le_bytes());
-        self.write(at + 8, &len.to_le_bytes());
-        self.write(at + 12, &flags.to_le_bytes());
-        self.write(at + 14, &next.to_le_bytes());
-    }
-
-    fn offer(&mut self, head: u16) {
-        self.write(AVAILABLE + 4 + 2 * u64::from(self.next % SIZE), &head.to_le_bytes());
-        self.next = self.next.wrapping_add(1);
-        self.write(AVAILABLE + 2, &self.next.to_le_bytes());
-    }
-
-    /// Offers `len` bytes of buffer `i` to the device in descriptor `i`. `flags` says whether the
-    /// device reads or writes the buffer.
-    fn post(&mut self, i: u16, len: u32, flags: u16) {
-        self.descriptor(i, BUFFERS + BUFFER * u64::from(i), len, flags, 0);
-        self.offer(i);
-    }
-
     /// Sends a frame from buffer `i` of 60 bytes with value `i`.
     fn send(&mut self, i: u16) {
-        let byte = u8::try_from(i).unwrap();
-        self.write(BUFFERS + BUFFER * u64::from(i) + 12, &[byte; 60]);
+        self.fill(BUFFERS + BUFFER * u64::from(i) + 12, &[u8::try_from(i).unwrap(); 60]);
         self.post(i, 72, 0);
     }
 
-    fn used_index(&self) -> u16 {
-        self.u16(USED + 2)
+    fn used_heads(&self) -> Vec<u32> {
+        (0..self.used_index()).map(|i| self.used(i).0).collect()
     }
-
-    fn used_heads(&self) -> Vec<u16> {
-        (0..self.used_index()).map(|i| self.u16(USED + 4 + 8 * u64::from(i % SIZE))).collect()
-    }
-}
-
-fn map(file: &File, len: u64) -> Arc<GuestMemory> {
-    let file = file.try_clone().unwrap();
-    Arc::new(
-        GuestMemory::map(
-            &MemoryAccount::default(),
-            vec![RegionSpec { guest: 0, user: USER, len, offset: 0, file }],
-        )
-        .unwrap(),
-    )
 }
 
 fn region() -> (File, Arc<InflightRegion>) {
-    let (file, len) =
-        InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 1, SIZE).unwrap();
-    let region =
-        InflightRegion::map(&MemoryAccount::default(), RingLayout::Split, &file, 0, len, (1, SIZE))
-            .unwrap();
-    (file, Arc::new(region))
+    inflight(RingLayout::Split, SIZE)
 }
 
 fn mark(region: &File, head: u16, counter: u64) {
@@ -160,7 +69,7 @@ fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood(
     let mut guest = Guest::new();
     let (file, region) = region();
     let successor = |guest: &Guest| {
-        let mut ring = guest.ring(true);
+        let mut ring = guest.ring();
         ring.track(region.split(0, SIZE).unwrap());
         ring
     };
@@ -193,20 +102,20 @@ fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order
     (0..8).for_each(|i| guest.send(i));
     // The other program took six chains, returned 1, 4 and 5 out of order, and died.
     for (entry, head) in [1_u16, 4, 5].into_iter().enumerate() {
-        guest.write(USED + 4 + 8 * entry as u64, &head.to_le_bytes());
+        guest.write(USED + 4 + 8 * entry as u64, head);
     }
-    guest.write(USED + 2, &[3]);
+    guest.write(USED + 2, 3_u16);
     let (file, region) = region();
     file.write_all_at(&[3], 14).unwrap();
     for (head, counter) in [(0, 0), (2, 2), (3, 3)] {
         mark(&file, head, counter);
     }
-    let mut ring = guest.ring(true);
+    let mut ring = guest.ring();
     ring.track(region.split(0, SIZE).unwrap());
     assert!(ring.has_waiting());
     assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
     // The successor is killed before it returns the chains, and again afterwards.
-    let mut ring = guest.ring(true);
+    let mut ring = guest.ring();
     ring.track(region.split(0, SIZE).unwrap());
     assert_eq!(take(&mut ring), [0, 2, 3, 6, 7]);
     ring.complete_taken();
@@ -217,7 +126,7 @@ fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order
     for round in 0..40 {
         (0..8).for_each(|i| guest.send(i));
         if round == 20 {
-            ring = guest.ring(true);
+            ring = guest.ring();
             ring.track(region.split(0, SIZE).unwrap());
         }
         assert_eq!(take(&mut ring), (0..8).collect::<Vec<_>>());
@@ -235,7 +144,7 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     let (file, region) = region();
     mark(&file, 1, 0);
     mark(&file, 0, 1);
-    let mut ring = guest.ring(true);
+    let mut ring = guest.ring();
     ring.track(region.split(0, SIZE).unwrap());
     let frame: Vec<u8> = (0..=255).cycle().take(500).collect();
     assert_eq!(give(&mut ring, &frame).frames, 1);
@@ -249,30 +158,11 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     assert_eq!(guest.used_heads()[6..], [6]);
 }
 
-/// Creates a log of all pages. If `used` is true, the dirty log includes the ring's own page.
-fn log(used: bool) -> (File, RingLog) {
-    let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(4096).unwrap();
-    let log = Arc::new(
-        DirtyLog::map(&MemoryAccount::default(), &file, 0, MEMORY / LOG_PAGE / 8).unwrap(),
-    );
-    (file, RingLog { log, used: used.then_some(USED) })
-}
-
-/// Returns the pages that were marked since the last call. Each call clears the marks of the dirty
-/// log, as a front end does.
-fn taken_pages(file: &File) -> Vec<u64> {
-    let mut bytes = [0; 4096];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    file.write_all_at(&[0; 4096], 0).unwrap();
-    (0..8 * 4096).filter(|n| bytes[(n / 8) as usize] & 1 << (n % 8) != 0).collect()
-}
-
 #[test]
 fn exactly_the_pages_written_are_logged() {
     let mut guest = Guest::new();
-    let mut ring = guest.ring(true);
-    let (file, log) = log(true);
+    let mut ring = guest.ring();
+    let (file, log) = log(Some(USED));
     assert!(ring.set_log(Some(log)).is_none());
     assert_eq!(taken_pages(&file), [2], "the used ring as it stands");
     let page = |i: u64| BUFFERS / LOG_PAGE + i;
@@ -300,7 +190,7 @@ fn exactly_the_pages_written_are_logged() {
     ring.publish();
     assert_eq!(taken_pages(&file), [2, page(10), page(12)]);
     // A buffer that is returned empty was not written.
-    guest.write(14 * 16 + 12, &[0, 0]);
+    guest.write(14 * 16 + 12, 0_u16);
     assert_eq!(give(&mut ring, &[3; 1500]).error, 1);
     ring.publish();
     assert_eq!(taken_pages(&file), [2]);
@@ -316,8 +206,8 @@ fn exactly_the_pages_written_are_logged() {
 fn frames_taken_dirty_the_used_ring_alone_and_only_where_that_was_asked_for() {
     for asked in [true, false] {
         let mut guest = Guest::new();
-        let mut ring = guest.ring(true);
-        let (file, log) = log(asked);
+        let mut ring = guest.ring();
+        let (file, log) = log(asked.then_some(USED));
         ring.set_log(Some(log));
         taken_pages(&file);
         guest.send(1);
@@ -331,8 +221,8 @@ fn frames_taken_dirty_the_used_ring_alone_and_only_where_that_was_asked_for() {
 #[test]
 fn a_guest_that_rewrites_returned_chains_cannot_mark_foreign_pages() {
     let mut guest = Guest::new();
-    let mut ring = guest.ring(true);
-    let (file, log) = log(true);
+    let mut ring = guest.ring();
+    let (file, log) = log(Some(USED));
     ring.set_log(Some(log));
     taken_pages(&file);
     guest.post(0, 2048, WRITE);
@@ -340,7 +230,7 @@ fn a_guest_that_rewrites_returned_chains_cannot_mark_foreign_pages() {
     // Between the write and the return, the driver changes the buffer, builds a loop, and writes a
     // used entry.
     guest.descriptor(0, u64::MAX - 5, u32::MAX, WRITE | NEXT, 0);
-    guest.write(USED + 4, &[0, 0, 0, 0, 255, 255, 255, 255]);
+    guest.fill(USED + 4, &[0, 0, 0, 0, 255, 255, 255, 255]);
     ring.publish();
     assert_eq!(taken_pages(&file), [2]);
     assert_eq!(guest.used_index(), 1);
@@ -349,25 +239,24 @@ fn a_guest_that_rewrites_returned_chains_cannot_mark_foreign_pages() {
 #[test]
 fn a_ring_moves_to_another_map_between_two_batches() {
     let mut guest = Guest::new();
-    let mut ring = guest.ring(true);
-    let at = RingAddresses { descriptors: USER, available: USER + AVAILABLE, used: USER + USED };
+    let mut ring = guest.ring();
     guest.send(0);
     assert_eq!(take(&mut ring), [0]);
     ring.complete_taken();
     ring.publish();
-    let new = map(&guest.file, MEMORY);
-    let old = ring.move_to(Arc::clone(&new), at).unwrap();
-    assert!(Arc::ptr_eq(&old, &guest.memory));
+    let new = guest.remapped(HALF);
+    let old = ring.move_to(Arc::clone(&new), ADDRESSES).unwrap();
+    assert!(Arc::ptr_eq(&old, &guest.map));
     drop(old);
-    guest.memory = new;
-    assert_eq!(Arc::strong_count(&guest.memory), 2, "the ring keeps nothing of the old map");
+    guest.memory.map = new;
+    assert_eq!(Arc::strong_count(&guest.map), 2, "the ring keeps nothing of the old map");
     guest.send(1);
     assert_eq!(take(&mut ring), [1]);
     ring.complete_taken();
     ring.publish();
     assert_eq!(guest.used_heads(), [0, 1]);
     // A map without the ring is refused, and the ring continues in its present map.
-    let error = ring.move_to(map(&guest.file, 0x2000), at).unwrap_err();
+    let error = ring.move_to(guest.remapped(0x2000), ADDRESSES).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the used ring at 0x700000002000 is outside the driver's memory or misaligned"

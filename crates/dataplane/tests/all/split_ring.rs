@@ -1,108 +1,61 @@
 //! These tests check the device side of split rings. The tests use a driver that obeys the
 //! specification and a driver that violates the specification (datapath rules 3, 7, 8). Every
 //! clause of the split ring's specification has a test.
-#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
 
-use std::fs::File;
-use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use penstock_dataplane::batch::{Batch, FRAME_MAX};
-use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
-use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingError, RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
-const SIZE: u16 = 64;
-const MEMORY: u64 = 1 << 20;
-/// Guest address of the second memory region. Each of the two memory regions has half of the
-/// guest's memory, and a hole separates the regions.
-const SECOND: u64 = 1 << 30;
-const USER: u64 = 0x7000_0000_0000;
+use crate::ring_bed::{
+    BUFFERS, HALF, INDIRECT, MEMORY, Memory, NEXT, SECOND, USER, WRITE, batch_of, eventfd,
+    frames_of, map, memory_file, pattern, rung, spec,
+};
+
+pub const SIZE: u16 = 64;
 const DESCRIPTORS: u64 = 0;
-const AVAILABLE: u64 = 0x1000;
-const USED: u64 = 0x2000;
-const BUFFERS: u64 = 0x1_0000;
+pub const AVAILABLE: u64 = 0x1000;
+pub const USED: u64 = 0x2000;
+pub const ADDRESSES: RingAddresses = RingAddresses {
+    descriptors: USER + DESCRIPTORS,
+    available: USER + AVAILABLE,
+    used: USER + USED,
+};
 
 /// A test guest with one split ring.
-struct Guest {
-    base: *mut u8,
-    memory: Arc<GuestMemory>,
+pub struct Guest {
+    pub memory: Memory,
     next: u16,
 }
 
+impl Deref for Guest {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
 impl Guest {
-    fn new() -> Self {
-        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-        file.set_len(MEMORY).unwrap();
-        let half = MEMORY / 2;
-        let region = |guest, offset| RegionSpec {
-            guest,
-            user: USER + guest,
-            len: half,
-            offset,
-            file: file.try_clone().unwrap(),
-        };
-        let memory =
-            GuestMemory::map(&MemoryAccount::default(), vec![region(0, 0), region(SECOND, half)])
-                .unwrap();
-        let len = NonZeroUsize::new(MEMORY as usize).unwrap();
-        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
-        let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
-        Self { base: base.as_ptr().cast(), memory: Arc::new(memory), next: 0 }
+    pub fn new() -> Self {
+        Self::with(Memory::new())
     }
 
-    fn ring(&self) -> SplitRing {
+    fn with(memory: Memory) -> Self {
+        Self { memory, next: 0 }
+    }
+
+    pub fn ring(&self) -> SplitRing {
         self.ring_with(|_| ()).unwrap()
     }
 
     fn ring_with(&self, edit: impl FnOnce(&mut RingSpec)) -> Result<SplitRing, RingError> {
-        let mut spec = RingSpec {
-            size: u32::from(SIZE),
-            descriptors: USER + DESCRIPTORS,
-            available: USER + AVAILABLE,
-            used: USER + USED,
-            base: 0,
-            event_idx: false,
-            mergeable: true,
-            in_order: false,
-            header: 12,
-            call: None,
-        };
+        let mut spec = spec(SIZE, ADDRESSES);
         edit(&mut spec);
-        SplitRing::new(spec, Arc::clone(&self.memory))
-    }
-
-    fn write<T: Copy>(&self, guest: u64, value: T) {
-        let at = if guest >= SECOND { guest - SECOND + MEMORY / 2 } else { guest };
-        assert!(at + size_of::<T>() as u64 <= MEMORY);
-        // SAFETY: inside the mapping. WHY: plays the guest.
-        unsafe { self.base.add(at as usize).cast::<T>().write_unaligned(value) }
-    }
-
-    fn read<T: Copy>(&self, guest: u64) -> T {
-        let at = if guest >= SECOND { guest - SECOND + MEMORY / 2 } else { guest };
-        assert!(at + size_of::<T>() as u64 <= MEMORY);
-        // SAFETY: inside the mapping. WHY: plays the guest.
-        unsafe { self.base.add(at as usize).cast::<T>().read_unaligned() }
-    }
-
-    fn fill(&self, guest: u64, bytes: &[u8]) {
-        for (at, byte) in (guest..).zip(bytes) {
-            self.write(at, *byte);
-        }
-    }
-
-    fn bytes(&self, guest: u64, len: usize) -> Vec<u8> {
-        (guest..).take(len).map(|at| self.read(at)).collect()
+        SplitRing::new(spec, Arc::clone(&self.map))
     }
 
     fn descriptor_at(&self, table: u64, i: u16, guest: u64, len: u32, flags: u16, next: u16) {
@@ -113,50 +66,44 @@ impl Guest {
         self.write(at + 14, next);
     }
 
-    fn descriptor(&self, i: u16, guest: u64, len: u32, flags: u16, next: u16) {
+    pub fn descriptor(&self, i: u16, guest: u64, len: u32, flags: u16, next: u16) {
         self.descriptor_at(DESCRIPTORS, i, guest, len, flags, next);
     }
 
-    fn offer(&mut self, head: u16) {
+    pub fn offer(&mut self, head: u16) {
         self.write(AVAILABLE + 4 + 2 * u64::from(self.next % SIZE), head);
         self.next = self.next.wrapping_add(1);
         self.write(AVAILABLE + 2, self.next);
     }
 
-    fn used_index(&self) -> u16 {
+    /// Offers `len` bytes of buffer `i` to the device in descriptor `i`. `flags` says whether the
+    /// device reads or writes the buffer.
+    pub fn post(&mut self, i: u16, len: u32, flags: u16) {
+        self.descriptor(i, BUFFERS + 0x1000 * u64::from(i), len, flags, 0);
+        self.offer(i);
+    }
+
+    pub fn used_index(&self) -> u16 {
         self.read(USED + 2)
     }
 
-    fn used(&self, i: u16) -> (u32, u32) {
+    pub fn used(&self, i: u16) -> (u32, u32) {
         let at = USED + 4 + 8 * u64::from(i % SIZE);
         (self.read(at), self.read(at + 4))
     }
 }
 
-fn pattern(len: usize) -> Vec<u8> {
-    (1..=250_u8).cycle().take(len).collect()
-}
-
-fn taken(ring: &mut SplitRing) -> (Vec<Vec<u8>>, u32) {
+pub fn taken(ring: &mut SplitRing) -> (Vec<Vec<u8>>, u32) {
     let mut batch = Batch::new();
     ring.take(&mut batch);
-    let frames = (0..batch.len()).map(|i| {
-        let mut out = Vec::new();
-        batch.copy_out(i, &mut out);
-        out
-    });
-    let frames = frames.collect();
+    let frames = frames_of(&batch);
     ring.complete_taken();
     ring.publish();
     (frames, batch.errors)
 }
 
 fn give(ring: &mut SplitRing, frames: &[Vec<u8>]) -> TxOutcome {
-    let mut batch = Batch::new();
-    for frame in frames {
-        batch.push(frame, Offload::NONE).unwrap();
-    }
-    let order: Vec<u8> = (0..frames.len() as u8).collect();
+    let (batch, order) = batch_of(frames);
     let mut out = TxOutcome::default();
     ring.give(&batch, &order, &mut out);
     ring.publish();
@@ -169,8 +116,7 @@ fn send_plain(guest: &mut Guest, frame: &[u8]) {
     let at = BUFFERS + 0x1000 * u64::from(i);
     guest.fill(at, &[0; 12]);
     guest.fill(at + 12, frame);
-    guest.descriptor(i, at, 12 + frame.len() as u32, 0, 0);
-    guest.offer(i);
+    guest.post(i, 12 + frame.len() as u32, 0);
 }
 
 #[test]
@@ -219,29 +165,11 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
 
 #[test]
 fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
-    // In a second guest, the guest addresses of the regions adjoin.
-    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(MEMORY).unwrap();
-    let half = MEMORY / 2;
-    let region = |guest: u64| RegionSpec {
-        guest,
-        user: USER + guest,
-        len: half,
-        offset: guest,
-        file: file.try_clone().unwrap(),
-    };
-    let mut guest = Guest::new();
-    let len = NonZeroUsize::new(MEMORY as usize).unwrap();
-    let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: as in `Guest::new`. WHY: as in `Guest::new`.
-    guest.base =
-        unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
-    guest.memory = Arc::new(
-        GuestMemory::map(&MemoryAccount::default(), vec![region(0), region(half)]).unwrap(),
-    );
+    // The guest addresses of the regions adjoin.
+    let mut guest = Guest::with(Memory::with(&[(0, 0, HALF), (HALF, HALF, HALF)]));
     let mut ring = guest.ring();
     let frame = pattern(1000);
-    let at = half - 300;
+    let at = HALF - 300;
     guest.fill(at + 12, &frame);
     guest.descriptor(0, at, 1012, 0, 0);
     guest.offer(0);
@@ -283,7 +211,7 @@ fn every_unlawful_chain_is_refused_and_returned() {
     refuses("more than the largest frame", |g| g.descriptor(0, 0, 13 + FRAME_MAX as u32, 0, 0));
     refuses("outside memory", |g| g.descriptor(0, MEMORY, 112, 0, 0));
     refuses("beyond a region's end (CVE-2018-1059)", |g| {
-        g.descriptor(0, MEMORY / 2 - 50, 112, 0, 0);
+        g.descriptor(0, HALF - 50, 112, 0, 0);
     });
     refuses("address wraps", |g| g.descriptor(0, u64::MAX - 50, 112, 0, 0));
     refuses("address wraps in a chain", |g| {
@@ -302,7 +230,7 @@ fn every_unlawful_chain_is_refused_and_returned() {
     refuses("indirect of odd length", |g| g.descriptor(0, table, 24, INDIRECT, 0));
     refuses("indirect of length zero", |g| g.descriptor(0, table, 0, INDIRECT, 0));
     refuses("indirect too large", |g| g.descriptor(0, b, 16 * 257, INDIRECT, 0));
-    refuses("indirect outside memory", |g| g.descriptor(0, MEMORY / 2 - 8, 16, INDIRECT, 0));
+    refuses("indirect outside memory", |g| g.descriptor(0, HALF - 8, 16, INDIRECT, 0));
     refuses("indirect next beyond its table", |g| {
         g.descriptor_at(table, 0, b, 12, NEXT, 1);
         g.descriptor(0, table, 16, INDIRECT, 0);
@@ -345,7 +273,7 @@ fn rings_in_impossible_places_are_refused() {
     assert!(matches!(error(|s| s.used = USER + 2), Some(RingError::Address("used ring", _))));
     assert!(matches!(error(|s| s.descriptors = 7), Some(RingError::Address(..))));
     assert!(matches!(
-        error(|s| s.available = USER + MEMORY / 2 - 4),
+        error(|s| s.available = USER + HALF - 4),
         Some(RingError::Address("available ring", _))
     ));
 }
@@ -353,9 +281,7 @@ fn rings_in_impossible_places_are_refused() {
 /// Posts one chain with a writable buffer for each length in `lens`.
 fn post(guest: &mut Guest, lens: &[u32]) {
     for len in lens {
-        let i = guest.next % SIZE;
-        guest.descriptor(i, BUFFERS + 0x1000 * u64::from(i), *len, WRITE, 0);
-        guest.offer(i);
+        guest.post(guest.next % SIZE, *len, WRITE);
     }
 }
 
@@ -439,16 +365,6 @@ fn a_readable_receive_buffer_is_handed_back_empty() {
 
 #[test]
 fn a_driver_that_wants_no_interrupt_gets_none() {
-    use std::io::Read;
-    use std::os::fd::OwnedFd;
-    let eventfd = || {
-        use nix::sys::eventfd::{EfdFlags, EventFd};
-        File::from(OwnedFd::from(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap()))
-    };
-    let rung = |call: &File| {
-        let mut count = [0; 8];
-        (&*call).read(&mut count).is_ok()
-    };
     for event_idx in [false, true] {
         let call = eventfd();
         let mut guest = Guest::new();
@@ -541,23 +457,7 @@ fn a_receiver_of_crumbs_costs_its_senders_a_bounded_search_and_is_stopped() {
 fn an_indirect_table_is_aligned_where_it_is_read() {
     // The bytes of a region begin at an odd offset of the file. Its guest addresses look aligned,
     // but its host addresses are not.
-    let mut guest = Guest::new();
-    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(MEMORY).unwrap();
-    let region = |guest: u64, offset: u64, len: u64| RegionSpec {
-        guest,
-        user: USER + guest,
-        len,
-        offset,
-        file: file.try_clone().unwrap(),
-    };
-    let regions = vec![region(0, 0, MEMORY / 2), region(SECOND, MEMORY / 2 + 4, 0x1000)];
-    guest.memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), regions).unwrap());
-    let len = NonZeroUsize::new(MEMORY as usize).unwrap();
-    let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: as in `Guest::new`. WHY: as in `Guest::new`.
-    guest.base =
-        unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap().as_ptr().cast();
+    let mut guest = Guest::with(Memory::with(&[(0, 0, HALF), (SECOND, HALF + 4, 0x1000)]));
     let mut ring = guest.ring();
     guest.descriptor_at(SECOND + 4, 0, BUFFERS, 112, 0, 0);
     guest.descriptor(0, SECOND, 16, INDIRECT, 0);
@@ -567,31 +467,10 @@ fn an_indirect_table_is_aligned_where_it_is_read() {
 
 #[test]
 fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
-    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(MEMORY).unwrap();
+    let file = memory_file(MEMORY);
     let mut victim = Guest::new();
     let mut other = victim.ring();
-    let region = RegionSpec {
-        guest: 0,
-        user: USER,
-        len: MEMORY,
-        offset: 0,
-        file: file.try_clone().unwrap(),
-    };
-    let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
-    let spec = RingSpec {
-        size: u32::from(SIZE),
-        descriptors: USER + DESCRIPTORS,
-        available: USER + AVAILABLE,
-        used: USER + USED,
-        base: 0,
-        event_idx: false,
-        mergeable: true,
-        in_order: false,
-        header: 12,
-        call: None,
-    };
-    let mut ring = SplitRing::new(spec, memory).unwrap();
+    let mut ring = SplitRing::new(spec(SIZE, ADDRESSES), map(&file, &[(0, 0, MEMORY)])).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
     // The pages of ring and buffers are missing. All reads return zeros, and no fault ends the

@@ -9,23 +9,19 @@
 //! invalid chains, which other tests cover.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use penstock_dataplane::batch::Batch;
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
-use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 use proptest::prelude::*;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use crate::ring_bed;
+use crate::ring_bed::{USER, eventfd, map, memory_file};
+use crate::split_ring::taken;
+
 const SIZE: u16 = 32;
 const MEMORY: u64 = 1 << 16;
-const USER: u64 = 0x7000_0000_0000;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
 const TABLES: u64 = 0x1000;
@@ -134,47 +130,24 @@ fn poll_theirs(queue: &mut Queue, memory: &GuestMemoryMmap) -> (Vec<Vec<u8>>, bo
 }
 
 fn poll_ours(ring: &mut SplitRing) -> (Vec<Vec<u8>>, bool) {
-    let mut batch = Batch::new();
-    ring.take(&mut batch);
-    let frames = (0..batch.len()).map(|i| {
-        let mut out = Vec::new();
-        batch.copy_out(i, &mut out);
-        out
-    });
-    let frames = frames.collect();
-    ring.complete_taken();
-    ring.publish();
+    let (frames, _) = taken(ring);
     (frames, ring.notify() == 1)
 }
 
 fn compare(steps: &[Step], start: u16) {
-    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(MEMORY).unwrap();
-    let spec = RegionSpec {
-        guest: 0,
-        user: USER,
-        len: MEMORY,
-        offset: 0,
-        file: file.try_clone().unwrap(),
-    };
-    let ours = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![spec]).unwrap());
+    let file = memory_file(MEMORY);
+    let ours = map(&file, &[(0, 0, MEMORY)]);
     let theirs =
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY.try_into().unwrap())]).unwrap();
     let mut twice = Twice { file, theirs, next: (0, start, BUFFERS) };
     twice.write(AVAILABLE + 2, &start.to_le_bytes());
     twice.write(USED + 2, &start.to_le_bytes());
-    let call = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+    let at = RingAddresses { descriptors: USER, available: USER + AVAILABLE, used: USER + USED };
     let spec = RingSpec {
-        size: SIZE.into(),
-        descriptors: USER,
-        available: USER + AVAILABLE,
-        used: USER + USED,
         base: start.into(),
         event_idx: true,
-        in_order: false,
-        mergeable: true,
-        header: HEADER,
-        call: Some(File::from(OwnedFd::from(call))),
+        call: Some(eventfd()),
+        ..ring_bed::spec(SIZE, at)
     };
     let mut ring = SplitRing::new(spec, ours).unwrap();
     let mut queue = Queue::new(SIZE).unwrap();

@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_dataplane::counters::PortCounters;
@@ -12,6 +11,7 @@ use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::port::vcpu_bells::VcpuBells;
 use penstock_dataplane::tsc::VirtualCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_testing::{TempDir, memory_dir};
 use penstock_vcpu::bells::{BELLS_FILE, Bell, SOCKET_PREFIX};
 
 use crate::common::{access, attach, frame, one_network};
@@ -21,14 +21,12 @@ struct Bed {
     worker: Worker<VirtualCounter>,
     drivers: [MemoryDriver; 2],
     counters: Arc<PortCounters>,
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 impl Bed {
-    fn new(name: &str) -> Self {
-        let dir = format!("/dev/shm/penstock-worker-bell-{name}-{}", std::process::id());
-        let dir = PathBuf::from(dir);
-        let _ = std::fs::remove_dir_all(&dir);
+    fn new() -> Self {
+        let dir = memory_dir();
         let bell = VcpuBells::open(&dir).unwrap().claim("web").unwrap();
         let mut worker = Worker::new(&WorkerConfig::default(), VirtualCounter::default(), None);
         let [(sender, _), (vm, counters)] = [0, 1].map(|port| attach(&mut worker, port, 4_096));
@@ -58,15 +56,9 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
 #[test]
 fn frames_ring_the_bell_of_the_vm_they_came_for() {
-    let mut bed = Bed::new("rings");
+    let mut bed = Bed::new();
     bed.send(1, 40);
     assert_eq!(bed.rung(), 0, "what it sent is no event");
     bed.send(0, 1);
@@ -82,7 +74,7 @@ fn frames_ring_the_bell_of_the_vm_they_came_for() {
 
 #[test]
 fn a_sleeping_scheduler_is_woken_once_however_many_frames_arrive() {
-    let mut bed = Bed::new("wakes");
+    let mut bed = Bed::new();
     let socket = UnixDatagram::bind(bed.dir.join(format!("{SOCKET_PREFIX}0"))).unwrap();
     socket.set_nonblocking(true).unwrap();
     let summons = u64::try_from(Bell::new(0).unwrap().summons_at()).unwrap();

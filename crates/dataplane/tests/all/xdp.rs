@@ -1,18 +1,16 @@
 //! These tests check an AF_XDP port on one end of a veth, with a packet socket on the other end.
 //! The tests need root, and are skipped without root.
-#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values, and patterns that wrap")]
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
 use penstock_dataplane::offload::{Offload, OffloadCaps};
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::xdp::{Xdp, XdpConfig, ZeroCopy};
 use penstock_dataplane::port::{AttachState, Pending, PortQueue, TxOutcome};
-use penstock_testing::patience;
+use penstock_testing::wait_until as until;
 use penstock_units::Cycles;
 
 /// The sender's MAC address in all frames of these tests. The tests ignore other frames on the
@@ -84,14 +82,6 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < patience(), "waited in vain: {what}");
-        std::thread::yield_now();
     }
 }
 

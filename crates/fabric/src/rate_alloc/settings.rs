@@ -1,9 +1,8 @@
 //! Defines the periods, steps and margins of rate allocation.
 //!
 //! The right speed at which a pair takes and returns spare bandwidth depends on the other traffic
-//! in its queue. The functions [`RateSettings::cautious`], [`RateSettings::spare`],
-//! [`RateSettings::shared_queue`] and [`RateSettings::low_priority`] return settings for four kinds
-//! of traffic.
+//! in its queue. The functions [`RateSettings::cautious`], [`RateSettings::spare`] and
+//! [`RateSettings::shared_queue`] return settings for three kinds of traffic.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -130,14 +129,6 @@ impl RateSettings {
         }
     }
 
-    /// Returns settings for a network with two strict priorities, in which traffic above the
-    /// guarantee has the lower priority. Traffic of the lower priority cannot take guaranteed
-    /// bandwidth.
-    #[must_use]
-    pub const fn low_priority(most: BitsPerSecond) -> Self {
-        Self { step: BitsPerSecond(100_000_000), ..Self::shared_queue(most) }
-    }
-
     /// Checks the settings, and returns them if they are valid.
     ///
     /// # Errors
@@ -169,12 +160,9 @@ mod tests {
 
     #[test]
     fn invalid_settings_are_refused_by_name() {
-        for good in [
-            RateSettings::cautious(NIC),
-            RateSettings::spare(NIC),
-            RateSettings::shared_queue(NIC),
-            RateSettings::low_priority(NIC),
-        ] {
+        for good in
+            [RateSettings::cautious(NIC), RateSettings::spare(NIC), RateSettings::shared_queue(NIC)]
+        {
             assert_eq!(good.checked(), Ok(good));
         }
         let base = RateSettings::cautious(NIC);

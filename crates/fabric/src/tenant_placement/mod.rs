@@ -30,7 +30,6 @@ use thiserror::Error;
 use crate::ledger::{Ledger, LedgerError, Service};
 use crate::topology::{NodeId, Topology};
 
-mod baseline;
 mod change;
 mod exact;
 mod mixed;

@@ -13,7 +13,6 @@ use crate::common;
 #[derive(Clone, Debug)]
 enum Act {
     Place(Request),
-    PlaceRandomly(Request, u64),
     Remove(Index),
     Grow(Index, Index, u32, bool),
     Evacuate(Index, bool),
@@ -23,8 +22,7 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         4 => common::uniform(8).prop_map(Act::Place),
-        2 => common::mixed().prop_map(Act::Place),
-        1 => (common::mixed(), any::<u64>()).prop_map(|(r, seed)| Act::PlaceRandomly(r, seed)),
+        3 => common::mixed().prop_map(Act::Place),
         2 => any::<Index>().prop_map(Act::Remove),
         1 => (any::<Index>(), any::<Index>(), 1_u32..=3, any::<bool>())
             .prop_map(|(tenant, class, more, may)| Act::Grow(tenant, class, more, may)),
@@ -60,16 +58,6 @@ fn run(datacenter: &mut Datacenter, act: &Act) {
             let before = datacenter.ledger().clone();
             if datacenter.place(request).is_err() {
                 assert!(before.same_books(datacenter.ledger()), "a refusal changes nothing");
-            }
-        }
-        Act::PlaceRandomly(request, seed) => {
-            let mut state = *seed;
-            let mut below = |n: u32| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                u32::try_from((state >> 33) % u64::from(n)).unwrap()
-            };
-            if let Some(found) = datacenter.find_random(request, &mut below) {
-                datacenter.place_at(request.clone(), found).unwrap();
             }
         }
         Act::Remove(index) => {

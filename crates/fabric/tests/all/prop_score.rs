@@ -1,7 +1,7 @@
 //! Checks that a tenant cannot raise its score by declaring a false guarantee.
 
 use penstock_fabric::hose::{Hose, VmClass};
-use penstock_fabric::score::{HostUsage, payment, score, usage_factor};
+use penstock_fabric::score::{HostUsage, payment, score};
 use penstock_units::BitsPerSecond;
 use proptest::prelude::*;
 
@@ -26,6 +26,17 @@ fn hose(vms: u32, rates: &[(u64, u64)]) -> Hose {
         recv: BitsPerSecond(rates[at as usize].1),
     };
     Hose::new((0..kinds).map(class).collect()).unwrap()
+}
+
+/// Usage factor by QShare eq. (1), 0 to 1, of a tenant with `vms` VMs that each have a guarantee of
+/// `rate`.
+#[expect(clippy::cast_precision_loss, reason = "a ratio may be rounded")]
+fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
+    let share = |host: &HostUsage| {
+        let guarantee = rate.0 * u64::from(host.vms.min(vms - host.vms));
+        if guarantee == 0 { 0.0 } else { host.sent.max(host.received).0 as f64 / guarantee as f64 }
+    };
+    hosts.iter().map(share).fold(0.0, f64::max).min(1.0)
 }
 
 const RATE: core::ops::Range<u64> = 1..2_000_000_000;

@@ -328,8 +328,7 @@ mod tests {
 
     #[test]
     fn a_small_fabric_stores_its_changes_and_a_successor_reads_them() -> anyhow::Result<()> {
-        let folder = std::env::temp_dir().join(format!("penstock-store-{}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
+        let folder = penstock_testing::temp_dir();
         let small = Size { k: 8, tenants: 200, changed: 2, points: 0 };
         let here = Builder::new_current_thread().enable_all().build()?;
         let found = here.block_on(async {
@@ -337,7 +336,6 @@ mod tests {
             run(&store, &small, 1, || Ok(EtcdSize::default()), |_, _| {}).await
         })?;
         drop(here);
-        std::fs::remove_dir_all(&folder)?;
         assert!(found.whole && found.bound > 50, "{found:?}");
         assert_eq!(found.points.len(), 1);
         assert_eq!(found.stored_ms.len(), HISTORY_MAX + 2, "a snapshot and the changes");

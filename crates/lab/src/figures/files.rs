@@ -118,13 +118,12 @@ mod tests {
 
     #[test]
     fn json_picture_and_csv_are_written_side_by_side() {
-        let dir = std::env::temp_dir().join(format!("penstock-figures-{}", std::process::id()));
+        let dir = penstock_testing::temp_dir();
         let files = write(&dir, &experiment(), &[record(1)]).unwrap();
         let names: Vec<_> = files.iter().filter_map(|f| f.file_name()?.to_str()).collect();
         assert_eq!(names, ["test-sim.json", "test-sim.svg", "test-sim.csv"]);
         let csv = std::fs::read_to_string(&files[2]).unwrap();
         assert!(csv.contains("\"vm \"\"1\"\", bps\",Gbit/s,0,1.5\n"), "{csv}");
         assert!(csv.ends_with("Gbit/s,1,\n"), "{csv}");
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -293,8 +293,7 @@ mod tests {
 
     #[test]
     fn two_runs_become_a_table_of_phases_and_a_picture() {
-        let dir = std::env::temp_dir().join(format!("penstock-plot-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         let (bps, c2qos) = (dir.join("bps"), dir.join("c2qos"));
         std::fs::write(&bps, lines(4e9)).unwrap();
         std::fs::write(&c2qos, lines(8e9)).unwrap();
@@ -303,7 +302,6 @@ mod tests {
         assert!(text.contains("8.00 ->   4.00 Gbit/s   -50.0 %"), "{text}");
         assert!(text.contains("+0.0 %") && text.contains('█') && !text.contains("sender"));
         assert!(std::fs::read_to_string(svg).unwrap().contains("flood"));
-        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

@@ -237,8 +237,7 @@ mod tests {
 
     #[test]
     fn the_fabric_recovers_from_each_fault_and_guarantees_hold_meanwhile() -> anyhow::Result<()> {
-        let folder = std::env::temp_dir().join(format!("penstock-faults-{}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
+        let folder = penstock_testing::temp_dir();
         for (number, (fault, name)) in FAULTS.into_iter().enumerate() {
             let rng = Rng::new(3).fork(u64::try_from(number)?);
             let found = recovery(fault, &folder, rng)?;
@@ -249,7 +248,6 @@ mod tests {
                 assert!(found.kept.is_finite(), "nothing was watched");
             }
         }
-        std::fs::remove_dir_all(&folder)?;
         Ok(())
     }
 }

@@ -349,15 +349,13 @@ mod tests {
 
     #[test]
     fn an_empty_directory_is_no_report() {
-        let dir = std::env::temp_dir().join(format!("penstock-report-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let args = ReportArgs { results: dir.clone(), out: None };
+        let dir = penstock_testing::temp_dir();
+        let args = ReportArgs { results: dir.to_path_buf(), out: None };
         assert!(run(&args).unwrap_err().to_string().contains("lab run all"));
         std::fs::write(dir.join("other.json"), "[1]").unwrap();
         assert!(run(&args).is_err());
         let results = Results::of(&[vec![record(Mode::Sim, 0.0)]]);
         std::fs::write(dir.join("x.json"), results.json().unwrap()).unwrap();
         assert!(run(&args).unwrap().ends_with("report.html"));
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -105,6 +105,7 @@ use anyhow::Context as _;
 use penstock_units::Rng;
 use serde_json::{Map, Value, json};
 
+use super::fabric::kernel_counter;
 use super::needs::needs;
 use super::slices::{Slice, Spans, alternate};
 use super::stage::Stage;
@@ -401,21 +402,11 @@ fn hundredths(value: f64) -> f64 {
 fn tcp_of(stage: &Stage, vm: &str) -> anyhow::Result<[(String, Value); 3]> {
     let tcp = ask(&mut stage.inside(vm, "cat", &["/proc/net/netstat", "/proc/net/snmp"])?)?;
     let names = [
-        ("tcp_timeouts", "TCPTimeouts"),
-        ("tcp_retransmitted_segments", "RetransSegs"),
-        ("tcp_sent_segments", "OutSegs"),
+        ("tcp_timeouts", "TcpExt:", "TCPTimeouts"),
+        ("tcp_retransmitted_segments", "Tcp:", "RetransSegs"),
+        ("tcp_sent_segments", "Tcp:", "OutSegs"),
     ];
-    Ok(names.map(|(told, name)| (told.to_owned(), counter(&tcp, name).into())))
-}
-
-/// Returns a counter from the text of `/proc/net/netstat` or `/proc/net/snmp`. In these files, a
-/// line with names comes before each line with values.
-fn counter(told: &str, name: &str) -> Option<u64> {
-    let lines: Vec<&str> = told.lines().collect();
-    lines.chunks_exact(2).find_map(|pair| {
-        let at = pair[0].split_whitespace().position(|word| word == name)?;
-        pair[1].split_whitespace().nth(at)?.parse().ok()
-    })
+    Ok(names.map(|(told, group, name)| (told.to_owned(), kernel_counter(&tcp, group, name).into())))
 }
 
 fn port(vm: &str) -> String {
@@ -732,15 +723,6 @@ mod tests {
         assert!(large.contains("bytes = 8388608"), "{large}");
         let at = |name: &str| last.find(&format!("[[port]]\nname = \"{name}\"")).unwrap();
         assert!(at("f1") > at("f4f5") && at("f1") < at(NET), "{last}");
-    }
-
-    #[test]
-    fn a_counter_of_the_kernel_is_found_by_its_name() {
-        let told = "TcpExt: SyncookiesSent TCPTimeouts\nTcpExt: 0 17\n\
-                    Tcp: OutSegs RetransSegs\nTcp: 900 4\n";
-        assert_eq!(counter(told, "TCPTimeouts"), Some(17));
-        assert_eq!(counter(told, "RetransSegs"), Some(4));
-        assert_eq!(counter(told, "InErrs"), None);
     }
 
     #[test]

@@ -1,13 +1,10 @@
 //! Tests that run small guests under KVM. On a machine without KVM, the tests of small guests are
 //! skipped.
 
-use std::time::Instant;
-
 use penstock_dataplane::tsc::{self, CycleCounter as _, Tsc};
+use penstock_testing::wait_until as until;
 
 use super::*;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Guest {
     board: Arc<Board>,
@@ -30,14 +27,6 @@ impl Guest {
     fn end(self) {
         self.board.stop();
         self.thread.join().unwrap().unwrap();
-    }
-}
-
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let begin: Instant = clock::now();
-    while !is() {
-        assert!(begin.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
     }
 }
 

@@ -89,7 +89,7 @@ fn exchange(vms: &mut [VirtioNet; 2], rounds: usize, layouts: &[Layout], lens: &
 
 #[test]
 fn every_layout_and_feature_set_carries_every_byte() {
-    let Some(pmd) = Testpmd::start("layouts", "") else { return };
+    let Some(pmd) = Testpmd::start("") else { return };
     let layouts = [Layout::Direct, Layout::Chain(1), Layout::Chain(5), Layout::Indirect(3)];
     let base = Features::VERSION_1 | Features::INDIRECT_DESC;
     let packed = Features::RING_PACKED;
@@ -117,7 +117,7 @@ fn every_layout_and_feature_set_carries_every_byte() {
 
 #[test]
 fn long_frames_arrive_in_merged_buffers() {
-    let Some(pmd) = Testpmd::start("merged", "") else { return };
+    let Some(pmd) = Testpmd::start("") else { return };
     let mut vms = pair(&pmd, |config| {
         config.tx_slot_bytes = 9216;
         config.rx_buffer_bytes = 512;
@@ -129,7 +129,7 @@ fn long_frames_arrive_in_merged_buffers() {
 
 #[test]
 fn a_restarted_device_goes_on_where_the_old_one_stopped() {
-    let Some(mut pmd) = Testpmd::start("restart", "") else { return };
+    let Some(mut pmd) = Testpmd::start("") else { return };
     let mut vms = pair(&pmd, |_| ());
     exchange(&mut vms, 30, &[Layout::Direct], &[60]);
     pmd.kill();
@@ -156,7 +156,7 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
 
 #[test]
 fn a_device_that_connects_to_us_is_served() {
-    let Some(pmd) = Testpmd::start("server", ",client=1") else { return };
+    let Some(pmd) = Testpmd::start(",client=1") else { return };
     // The driver creates the sockets. testpmd tries to connect once per second.
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
@@ -170,7 +170,7 @@ fn a_device_that_connects_to_us_is_served() {
 
 #[test]
 fn an_armed_queue_interrupts_and_a_polled_one_does_not() {
-    let Some(pmd) = Testpmd::start("arm", "") else { return };
+    let Some(pmd) = Testpmd::start("") else { return };
     for wanted in [Features::BASIC, Features::BASIC | Features::EVENT_IDX] {
         let mut vms = pair(&pmd, |config| config.wanted = wanted);
         vms.iter_mut().for_each(|vm| vm.rx().clear_call());
@@ -187,7 +187,7 @@ fn an_armed_queue_interrupts_and_a_polled_one_does_not() {
 
 #[test]
 fn touched_load_arrives_without_a_wrong_byte() {
-    let Some(pmd) = Testpmd::start("load", "") else { return };
+    let Some(pmd) = Testpmd::start("") else { return };
     let vm = |i: u8| {
         let mac = format!("52:54:00:00:00:0{i}").parse().unwrap();
         let socket = pmd.socket(usize::from(i) - 1);
@@ -218,7 +218,7 @@ fn touched_load_arrives_without_a_wrong_byte() {
 
 #[test]
 fn raw_access_reaches_the_ring_as_the_device_sees_it() {
-    let Some(pmd) = Testpmd::start("raw", "") else { return };
+    let Some(pmd) = Testpmd::start("") else { return };
     let mut vms = pair(&pmd, |config| {
         config.scratch_bytes = 8192;
         config.regions = 2;

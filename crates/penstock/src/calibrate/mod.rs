@@ -112,8 +112,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_written_is_found_before_the_calibration() {
-        let dir = std::env::temp_dir().join(format!("penstock-model-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         let file = dir.join("model.toml");
         can_write(&file).unwrap();
         assert!(!file.exists(), "the check leaves no file");
@@ -122,6 +121,5 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
         assert!(can_write(&dir).is_err(), "a directory is no file");
         assert!(can_write(&dir.join("none/model.toml")).is_err());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

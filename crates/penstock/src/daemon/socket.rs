@@ -182,45 +182,27 @@ fn is_alive(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::temp_dir;
+
     use super::*;
 
     const KEY: &str = "[controller] socket";
 
-    /// A directory of this test, removed at the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            Self(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn the_socket_is_private_from_birth_and_gone_at_the_end() {
-        let scratch = Scratch::new("socket-mode");
-        let path = scratch.0.join("run/host.sock");
+        let scratch = temp_dir();
+        let path = scratch.join("run/host.sock");
         let (listener, guard) = take(&path, KEY).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(
-            fs::metadata(scratch.0.join("run")).unwrap().permissions().mode() & 0o777,
-            0o755
-        );
+        assert_eq!(fs::metadata(scratch.join("run")).unwrap().permissions().mode() & 0o777, 0o755);
         drop((listener, guard));
         assert!(!path.exists());
     }
 
     #[test]
     fn a_second_daemon_is_refused_and_the_first_keeps_its_socket() {
-        let scratch = Scratch::new("socket-second");
-        let path = scratch.0.join("host.sock");
+        let scratch = temp_dir();
+        let path = scratch.join("host.sock");
         let first = take(&path, KEY).unwrap();
         let error = take(&path, KEY).unwrap_err().to_string();
         let pid = std::process::id();
@@ -233,9 +215,8 @@ mod tests {
 
     #[test]
     fn a_dead_daemons_socket_is_replaced() {
-        let scratch = Scratch::new("socket-stale");
-        let path = scratch.0.join("host.sock");
-        fs::create_dir_all(&scratch.0).unwrap();
+        let scratch = temp_dir();
+        let path = scratch.join("host.sock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         take(&path, KEY).unwrap();
@@ -243,16 +224,15 @@ mod tests {
 
     #[test]
     fn what_is_no_socket_or_still_answers_is_left_alone() {
-        let scratch = Scratch::new("socket-foreign");
-        fs::create_dir_all(&scratch.0).unwrap();
-        let file = scratch.0.join("file");
+        let scratch = temp_dir();
+        let file = scratch.join("file");
         fs::write(&file, "precious").unwrap();
         assert!(take(&file, KEY).unwrap_err().to_string().contains("a file, not a socket"));
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-        let path = scratch.0.join("live.sock");
+        let path = scratch.join("live.sock");
         let _live = UnixListener::bind(&path).unwrap();
         assert!(take(&path, KEY).unwrap_err().to_string().contains("another process listens"));
-        let path = scratch.0.join("log.sock");
+        let path = scratch.join("log.sock");
         let _log = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
         assert!(take(&path, KEY).unwrap_err().to_string().contains("another process listens"));
         assert!(path.exists());
@@ -260,10 +240,9 @@ mod tests {
 
     #[test]
     fn a_lock_file_that_leads_elsewhere_is_not_written_to() {
-        let scratch = Scratch::new("socket-lock");
-        fs::create_dir_all(&scratch.0).unwrap();
-        let (path, precious) = (scratch.0.join("host.sock"), scratch.0.join("precious"));
-        let lock = scratch.0.join("host.sock.lock");
+        let scratch = temp_dir();
+        let (path, precious) = (scratch.join("host.sock"), scratch.join("precious"));
+        let lock = scratch.join("host.sock.lock");
         fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, &lock).unwrap();
         let error = take(&path, KEY).unwrap_err().to_string();

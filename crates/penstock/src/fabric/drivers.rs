@@ -193,8 +193,7 @@ mod tests {
 
     #[test]
     fn drivers_have_no_reserved_queues() {
-        let folder = std::env::temp_dir().join(format!("penstock-drivers-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = penstock_testing::temp_dir();
         let fabric = "[fabric]\nqueues = 8\nreserved_queues = 3\n\n[servers]\nslots = 4\n\n\
                       [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
         std::fs::write(folder.join("fabric.toml"), fabric).unwrap();
@@ -217,7 +216,6 @@ mod tests {
             let can = runtime.block_on(driver.capabilities()).unwrap();
             assert_eq!((driver.kind(), can.queues), (kind, 6), "the shared queue and five more");
         }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -278,17 +278,16 @@ mod tests {
 
     #[test]
     fn minutes_of_a_clock_that_was_ahead_are_left_out() {
-        let dir = std::env::temp_dir().join(format!("penstock-ahead-{}", std::process::id()));
+        let dir = penstock_testing::temp_dir();
         let store = Store::new(&dir);
         store.add(&minutes(), &mut penstock_control::report::Written::default()).unwrap();
-        let args = of_an_hour(dir.clone());
+        let args = of_an_hour(dir.to_path_buf());
         let at = |now| {
             let (past, ahead) = read(&store, &args, now).unwrap();
             (past.len(), ahead)
         };
         // The minutes end at 60, 120, 180 and 240 s.
         assert_eq!((at(240), at(180), at(120)), ((4, 0), (4, 0), (3, 1)));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     fn minutes() -> Vec<Minute> {

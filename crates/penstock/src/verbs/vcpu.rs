@@ -386,8 +386,7 @@ mod tests {
 
     #[test]
     fn a_scheduler_that_is_not_there_is_no_error_but_said() {
-        let dir = std::env::temp_dir().join(format!("penstock-of-vm-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         assert!(of_vm(&dir, "web").unwrap_err().contains("start `penstock vcpu run`"));
         let vm = VmState { name: "web".to_owned(), ..VmState::default() };
         State { vms: vec![vm], ..State::default() }.save(&dir).unwrap();
@@ -396,6 +395,5 @@ mod tests {
         let file = std::fs::File::options().write(true).open(dir.join("state.json")).unwrap();
         file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
         assert!(of_vm(&dir, "web").unwrap_err().contains("no scheduler wrote the state file for"));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

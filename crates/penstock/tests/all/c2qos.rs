@@ -109,7 +109,7 @@ fn what_does_not_fit_is_refused_and_what_ran_goes_on() {
     let refused = bed.daemon.ask("port set vm1 cycles=8M").fails();
     let by = "worker 0: 16M cycles per second are sold and 14.985M are available: 1.015M too much";
     assert!(refused.contains(by), "{refused}");
-    let socket = bed.daemon.scratch.0.join("vm3.sock");
+    let socket = bed.daemon.scratch.join("vm3.sock");
     let add = format!("port add vm3 vhost-user.socket={} tenant=red vlan=100", socket.display());
     let refused = bed.daemon.ask(&format!("{add} ingress_policy=cycles-minmax cycles=6M")).fails();
     assert!(refused.contains("worker 0: 16M cycles per second are sold"), "{refused}");

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
-use penstock_testing::patience;
+use penstock_testing::{patience, temp_dir};
 
 use crate::support::{self, BINARY, Daemon, await_true};
 
@@ -21,8 +21,8 @@ struct Bed {
 
 impl Bed {
     fn start() -> Option<Self> {
-        let scratch = support::Scratch::new();
-        let at = scratch.0.display();
+        let scratch = temp_dir();
+        let at = scratch.display();
         let port = |name: &str, tenant: &str| {
             format!(
                 "[[port]]\nname = \"{name}\"\ntenant = \"{tenant}\"\n\
@@ -38,11 +38,11 @@ impl Bed {
             port("vm2", "red"),
             port("probe", "monitor")
         );
-        let file = support::configuration(&scratch.0, &objects);
-        fs::write(scratch.0.join("host.toml"), file).unwrap();
+        let file = support::configuration(&scratch, &objects);
+        fs::write(scratch.join("host.toml"), file).unwrap();
         let daemon = Daemon::start_in(scratch)?;
         let attach = |name: &str| {
-            let mut config = DriverConfig::new(daemon.scratch.0.join(format!("{name}.sock")));
+            let mut config = DriverConfig::new(daemon.scratch.join(format!("{name}.sock")));
             (config.hugepages, config.wait) = (false, patience());
             VirtioNet::connect(config).unwrap()
         };
@@ -226,7 +226,7 @@ fn wrong_captures_are_refused_and_an_end_of_the_port_ends_them() {
 #[test]
 fn a_refused_capture_leaves_files_as_they_were() {
     let Some(bed) = Bed::start() else { return };
-    let at = |name: &str| bed.daemon.scratch.0.join(name);
+    let at = |name: &str| bed.daemon.scratch.join(name);
     fs::write(at("old.pcapng"), "precious").unwrap();
     for name in ["old.pcapng", "new.pcapng"] {
         let refused = bed.daemon.ask(&format!("capture vm9 -w {}", at(name).display())).fails();

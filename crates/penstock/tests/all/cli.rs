@@ -10,8 +10,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use penstock_control::report::{Cause, Minute, PortLabels, Store, Unit, Written};
+use penstock_testing::temp_dir;
 
-use crate::support::{Daemon, Scratch, await_true, configuration, penstock};
+use crate::support::{Daemon, await_true, configuration, penstock};
 
 /// Configuration with two TAP ports of one tenant.
 const TWO_TAPS: &str = r#"[[tenant]]
@@ -124,7 +125,7 @@ fn a_saved_change_survives_a_restart_and_keeps_comments() {
     assert!(text.contains("# The first machine.") && text.contains("tapc"), "{text}");
     // A killed daemon leaves a stale socket, which the next daemon must replace.
     let scratch = daemon.kill();
-    assert!(scratch.0.join("host.sock").exists());
+    assert!(scratch.join("host.sock").exists());
     let Some(daemon) = Daemon::start_in(scratch) else { return };
     assert_eq!(daemon.ask("port list --json").json().as_array().unwrap().len(), 3);
 }
@@ -228,15 +229,15 @@ fn a_second_daemon_on_the_socket_is_refused() {
 
 #[test]
 fn wrong_files_are_told_with_every_mistake() {
-    let scratch = Scratch::new();
-    let file = scratch.0.join("wrong.toml");
+    let scratch = temp_dir();
+    let file = scratch.join("wrong.toml");
     let config = file.to_str().unwrap();
-    let socket = scratch.0.join("host.sock");
+    let socket = scratch.join("host.sock");
     let objects = "[[tenant]]\nname = \"red\"\n\n\
          [[port]]\nname = \"a\"\ntenant = \"red\"\n\n\
          [[port]]\nname = \"b\"\n\
          tap.interface = \"tapb\"\ntenant = \"nobody\"\n";
-    fs::write(&file, configuration(&scratch.0, objects)).unwrap();
+    fs::write(&file, configuration(&scratch, objects)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).fails();
     assert!(told.contains("port \"a\"") && told.contains("port \"b\""), "{told}");
     assert!(told.ends_with("penstock: 2 mistakes in the configuration\n"), "{told}");
@@ -249,12 +250,12 @@ fn wrong_files_are_told_with_every_mistake() {
     assert!(!socket.exists());
     let missing = penstock(&socket, &["host", "check", "--config", "/nonexistent.toml"]).fails();
     assert!(missing.contains("/nonexistent.toml"), "{missing}");
-    fs::write(&file, configuration(&scratch.0, TWO_TAPS)).unwrap();
+    fs::write(&file, configuration(&scratch, TWO_TAPS)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("valid (2 ports, 1 tenant, 0 rules)"), "{told}");
     // Warnings are printed and do not fail the check.
     let ignored = TWO_TAPS.replacen("tenant = ", "priority = 1\ntenant = ", 1);
-    fs::write(&file, configuration(&scratch.0, &ignored)).unwrap();
+    fs::write(&file, configuration(&scratch, &ignored)).unwrap();
     let told = penstock(&socket, &["host", "check", "--config", config]).ok();
     assert!(told.contains("warning: port a: `priority` 1 has no effect"), "{told}");
     let json = penstock(&socket, &["host", "check", "--json", "--config", config]).ok();
@@ -300,8 +301,8 @@ fn an_old_file_is_read_and_rewritten() {
 
 #[test]
 fn without_a_daemon_the_error_says_how_to_start_one() {
-    let scratch = Scratch::new();
-    let socket = scratch.0.join("none.sock");
+    let scratch = temp_dir();
+    let socket = scratch.join("none.sock");
     for command in [&["port", "list"][..], &["stats", "--check"], &["top"], &["host", "reload"]] {
         let error = penstock(&socket, command).fails();
         assert!(error.contains("the daemon is not running; start it with"), "{error}");
@@ -312,8 +313,8 @@ fn without_a_daemon_the_error_says_how_to_start_one() {
 #[test]
 fn a_support_bundle_has_the_state_and_no_secret() {
     let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
-    let at = daemon.scratch.0.display().to_string();
-    fs::write(daemon.scratch.0.join("other.toml"), "password = \"geheim\"\n").unwrap();
+    let at = daemon.scratch.display().to_string();
+    fs::write(daemon.scratch.join("other.toml"), "password = \"geheim\"\n").unwrap();
     let now = fs::metadata(daemon.config()).unwrap().modified().unwrap();
     let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let minute = Minute {
@@ -328,7 +329,7 @@ fn a_support_bundle_has_the_state_and_no_secret() {
         bound_us: None,
         labels: PortLabels::default(),
     };
-    let store = Store::new(&daemon.scratch.0.join("state"));
+    let store = Store::new(&daemon.scratch.join("state"));
     store.add(&[minute], &mut Written::default()).unwrap();
     // The daemon uses a new directory only when it is started again.
     let moved = fs::read_to_string(daemon.config()).unwrap().replace("/state\"", "/moved\"");
@@ -342,7 +343,7 @@ fn a_support_bundle_has_the_state_and_no_secret() {
     assert!(daemon.ask(&line).fails().contains("cannot be made; choose another file"));
     let unpacked = Command::new("tar").args(["-C", &at, "-xzf", &out]).status().unwrap();
     assert!(unpacked.success());
-    let bundle = daemon.scratch.0.join("penstock-support");
+    let bundle = daemon.scratch.join("penstock-support");
     let part = |name: &str| fs::read_to_string(bundle.join(name)).unwrap();
     assert!(part("state/ports.json").contains("tapa"));
     assert!(part("counters/check.txt").contains("The counters add up"));
@@ -357,8 +358,8 @@ fn a_support_bundle_has_the_state_and_no_secret() {
 
 #[test]
 fn a_support_bundle_follows_no_link_and_waits_for_no_pipe() {
-    let scratch = Scratch::new();
-    let root = scratch.0.canonicalize().unwrap();
+    let scratch = temp_dir();
+    let root = scratch.canonicalize().unwrap();
     let dirs = ["work", "config"].map(|name| root.join(name));
     dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
     let [work, config] = dirs;
@@ -461,16 +462,16 @@ fn objects_are_found_by_their_labels() {
 
 #[test]
 fn what_needs_no_daemon_works_without() {
-    let scratch = Scratch::new();
-    let socket = scratch.0.join("none.sock");
+    let scratch = temp_dir();
+    let socket = scratch.join("none.sock");
     assert!(penstock(&socket, &["completions", "bash"]).ok().contains("_penstock"));
-    penstock(&socket, &["man", &scratch.0.display().to_string()]).ok();
-    let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
+    penstock(&socket, &["man", &scratch.display().to_string()]).ok();
+    let page = std::fs::read_to_string(scratch.join("penstock-port-add.1")).unwrap();
     assert!(page.contains(".SH SYNOPSIS"), "{page}");
     let mut dated = Command::new(crate::support::BINARY);
-    dated.arg("man").arg(&scratch.0).env("SOURCE_DATE_EPOCH", "951782400");
+    dated.arg("man").arg(scratch.as_os_str()).env("SOURCE_DATE_EPOCH", "951782400");
     assert!(dated.status().unwrap().success());
-    let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
+    let page = std::fs::read_to_string(scratch.join("penstock-port-add.1")).unwrap();
     let title = page.lines().find(|line| line.starts_with(".TH ")).unwrap();
     assert!(title.starts_with(".TH penstock-port-add 1 2000-02-29 "), "{title}");
     assert!(penstock(&socket, &["man", "/nowhere"]).fails().contains("/nowhere"));

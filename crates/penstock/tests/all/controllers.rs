@@ -8,8 +8,8 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use penstock_guest::bed::relay::Relay;
+use penstock_testing::temp_dir;
 
-use crate::dir::Dir;
 use crate::etcd::Cluster;
 use crate::support::controller::{Controller, TAKE_OVER, until};
 
@@ -38,21 +38,21 @@ fn add(controller: &Controller, folder: &Path) {
 
 #[test]
 fn what_was_sold_outlives_the_controller() {
-    let folder = Dir::new();
-    let store = format!("path = {:?}", folder.path().join("store.redb"));
-    let controller = Controller::start(folder.path(), "one", &store);
+    let folder = temp_dir();
+    let store = format!("path = {:?}", folder.join("store.redb"));
+    let controller = Controller::start(&folder, "one", &store);
     until(TAKE_OVER, "it leads", || controller.leads());
     let why = controller.refuses(&["port", "list"]);
     assert!(why.contains("a controller answers, not a switch"), "{why}");
-    add(&controller, folder.path());
-    let second = Controller::start(folder.path(), "two", &store);
+    add(&controller, &folder);
+    let second = Controller::start(&folder, "two", &store);
     let refused = until(TAKE_OVER, "a second on the same file ends", || {
-        fs::read_to_string(folder.path().join("two.log")).unwrap().contains("store.redb")
+        fs::read_to_string(folder.join("two.log")).unwrap().contains("store.redb")
     });
     drop((second, refused));
     controller.signal(Signal::SIGKILL);
     drop(controller);
-    let controller = Controller::start(folder.path(), "one", &store);
+    let controller = Controller::start(&folder, "one", &store);
     until(TAKE_OVER, "it leads again", || controller.leads());
     assert_eq!(controller.tenants(), ["web"]);
     let (_, explained) = controller.ask(&["explain", "web"]).unwrap();
@@ -65,14 +65,14 @@ fn what_was_sold_outlives_the_controller() {
 fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let Some(mut cluster) = runtime.block_on(Cluster::start()) else { return };
-    let folder = Dir::new();
+    let folder = temp_dir();
     let store = format!("endpoints = {:?}", cluster.endpoints());
-    let one = Controller::start(folder.path(), "one", &store);
+    let one = Controller::start(&folder, "one", &store);
     until(TAKE_OVER, "one leads", || one.leads());
-    let two = Controller::start(folder.path(), "two", &store);
+    let two = Controller::start(&folder, "two", &store);
     until(TAKE_OVER, "two answers", || two.ask(&["status"]).is_some());
     assert!(!two.leads());
-    add(&one, folder.path());
+    add(&one, &folder);
     let first = one.epoch();
     // A frozen leader still believes that it leads when it continues.
     one.signal(Signal::SIGSTOP);
@@ -117,18 +117,18 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
 fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let Some(cluster) = runtime.block_on(Cluster::start()) else { return };
-    let folder = Dir::new();
+    let folder = temp_dir();
     let members = cluster.endpoints();
     let relay = |member: &String| {
         Relay::start(member.trim_start_matches("http://").parse().unwrap()).unwrap()
     };
     let relays: Vec<Relay> = members.iter().map(relay).collect();
     let through: Vec<String> = relays.iter().map(|r| format!("http://{}", r.address())).collect();
-    let one = Controller::start(folder.path(), "one", &format!("endpoints = {through:?}"));
+    let one = Controller::start(&folder, "one", &format!("endpoints = {through:?}"));
     until(TAKE_OVER, "one leads", || one.leads());
-    let two = Controller::start(folder.path(), "two", &format!("endpoints = {members:?}"));
+    let two = Controller::start(&folder, "two", &format!("endpoints = {members:?}"));
     until(TAKE_OVER, "two answers", || two.ask(&["status"]).is_some());
-    add(&one, folder.path());
+    add(&one, &folder);
     let first = one.epoch();
     relays.iter().for_each(|relay| relay.cut(true));
     let took = until(TAKE_OVER, "two leads after one was cut off", || two.leads());
@@ -154,9 +154,9 @@ fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
 
 #[test]
 fn an_epoch_that_was_raised_outlives_the_controller() {
-    let folder = Dir::new();
-    let store = format!("path = {:?}", folder.path().join("store.redb"));
-    let controller = Controller::start(folder.path(), "one", &store);
+    let folder = temp_dir();
+    let store = format!("path = {:?}", folder.join("store.redb"));
+    let controller = Controller::start(&folder, "one", &store);
     until(TAKE_OVER, "it leads", || controller.leads());
     let before = controller.epoch();
     let (fine, told) = controller.ask(&["epoch", "--at-least", "1000"]).unwrap();
@@ -166,7 +166,7 @@ fn an_epoch_that_was_raised_outlives_the_controller() {
     let why = controller.refuses(&["controller", "epoch", "--at-least", "18446744073709551615"]);
     assert!(why.contains("the limit is 4611686018427387904"), "{why}");
     drop(controller);
-    let next = Controller::start(folder.path(), "one", &store);
+    let next = Controller::start(&folder, "one", &store);
     until(TAKE_OVER, "the next leads", || next.leads());
     assert!(next.epoch() > 1000);
 }

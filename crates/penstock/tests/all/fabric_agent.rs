@@ -7,12 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use penstock_testing::{TempDir, temp_dir};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 use serde_json::Value;
 
-use crate::dir::Dir;
 use crate::support::controller::client;
 use crate::support::{BINARY, await_some, await_true, namespace_options, penstock};
 
@@ -61,7 +61,7 @@ impl Drop for Process {
 }
 
 struct Bed {
-    dir: Dir,
+    dir: TempDir,
     space: Process,
     port: u16,
 }
@@ -74,7 +74,7 @@ impl Bed {
             penstock_testing::skip("run as root");
             return None;
         }
-        let dir = Dir::new();
+        let dir = temp_dir();
         let mut command = Command::new("unshare");
         command.args(["--net", "--", "sh", "-c", "ip link set lo up && echo && exec sleep 600"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -89,7 +89,7 @@ impl Bed {
     }
 
     fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.dir.path().join(name);
+        let path = self.dir.join(name);
         fs::write(&path, text).unwrap();
         path
     }
@@ -116,12 +116,12 @@ impl Bed {
     }
 
     fn run(&self, name: &str, words: &[&str]) -> Process {
-        let log = self.dir.path().join(format!("{name}.log"));
+        let log = self.dir.join(format!("{name}.log"));
         Process::start(self.space.0.id(), &log, words)
     }
 
     fn controller(&self) -> Process {
-        let at = self.dir.path().display();
+        let at = self.dir.display();
         let file = self.file(
             "controller.toml",
             &format!(
@@ -140,13 +140,13 @@ impl Bed {
     fn ask_controller(&self, words: &[&str]) -> Option<Value> {
         let all: Vec<&str> =
             ["controller"].iter().chain(words).chain(&["--json"]).copied().collect();
-        let socket = self.dir.path().join("c.sock");
+        let socket = self.dir.join("c.sock");
         let done = client(&socket).args(all).output().unwrap();
         serde_json::from_slice(&done.stdout).ok()
     }
 
     fn host_file(&self, n: usize, remark: &str) -> PathBuf {
-        let at = self.dir.path().display();
+        let at = self.dir.display();
         self.file(
             &format!("host-{n}.toml"),
             &format!(
@@ -193,7 +193,7 @@ impl Bed {
     }
 
     fn ask(&self, n: usize, line: &str) -> Value {
-        let socket = self.dir.path().join(format!("{n}.sock"));
+        let socket = self.dir.join(format!("{n}.sock"));
         await_some("an answer of the host", || {
             let told = penstock(&socket, &line.split_whitespace().collect::<Vec<_>>());
             serde_json::from_str(&told.out).ok()
@@ -211,7 +211,7 @@ impl Bed {
     }
 
     fn code_points(&self, n: usize) -> [u64; 2] {
-        let socket = self.dir.path().join(format!("{n}.sock"));
+        let socket = self.dir.join(format!("{n}.sock"));
         let told = penstock(&socket, &["tenant", "list", "--json"]);
         let tenants: Value = serde_json::from_str(&told.out).unwrap_or_default();
         [0, 1].map(|tenant| tenants[tenant]["dscp"].as_u64().unwrap_or(0))
@@ -238,7 +238,7 @@ impl Drop for Bed {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for log in ["controller.log", "host-0.log", "host-1.log"] {
-                let text = fs::read_to_string(self.dir.path().join(log)).unwrap_or_default();
+                let text = fs::read_to_string(self.dir.join(log)).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
                 eprintln!("{log}:\n{}", lines[lines.len().saturating_sub(25)..].join("\n"));
             }
@@ -253,7 +253,7 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
     let (mut first, _vm0) = bed.host(0);
     let (_second, _vm1) = bed.host(1);
     await_true("the controller", || {
-        let file = bed.dir.path().join("tenants.toml");
+        let file = bed.dir.join("tenants.toml");
         bed.ask_controller(&["tenant", "add", file.to_str().unwrap()])
             .is_some_and(|added| added["placed"][0]["name"] == "web")
     });
@@ -290,7 +290,7 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
     await_true("more frames in it", || marked() > before);
     // The host reads its file again after an unrelated change.
     bed.host_file(0, "with another remark");
-    let socket = bed.dir.path().join("0.sock");
+    let socket = bed.dir.join("0.sock");
     penstock(&socket, &["host", "reload"]).ok();
     assert_eq!(bed.in_force(0), told[0]);
     // The host restarts without a controller.

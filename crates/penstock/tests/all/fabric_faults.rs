@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use penstock_testing::temp_dir;
 use serde_json::Value;
 
-use crate::dir::Dir;
 use crate::support::controller;
 use crate::support::controller::{Controller, SWITCHES, TAKE_OVER, until};
 
@@ -91,15 +91,15 @@ fn a_switch_that_starts_anew_is_set_up_again() {
     if !root() {
         return;
     }
-    let folder = Dir::new();
+    let folder = temp_dir();
     let machine = Machine::start(&format!("penstock-f{}", std::process::id()));
     let switch = format!(
         "\n[[switch]]\nname = \"rack-0\"\ndriver = \"linux-tc\"\nnetns = \"{}\"\n\
          interfaces = {{ server-0 = [\"p0\"], server-1 = [\"p1\"] }}\n",
         machine.0
     );
-    let store = format!("path = {:?}", folder.path().join("store.redb"));
-    let controller = Controller::over(folder.path(), "one", &store, RACK, &switch);
+    let store = format!("path = {:?}", folder.join("store.redb"));
+    let controller = Controller::over(&folder, "one", &store, RACK, &switch);
     until(TAKE_OVER, "it leads", || controller.leads());
     until(MENDED, "queues of the switch", || machine.queues("p0") == 5);
     machine.restart();
@@ -143,17 +143,17 @@ fn with_a_full_disk_nothing_is_sold_and_what_was_sold_stays() {
     if !root() {
         return;
     }
-    let folder = Dir::new();
-    let disk = Disk::mount(folder.path().join("disk"));
+    let folder = temp_dir();
+    let disk = Disk::mount(folder.join("disk"));
     let store = format!("path = {:?}", disk.0.join("store.redb"));
-    let start = || Controller::over(folder.path(), "one", &store, controller::FABRIC, SWITCHES);
+    let start = || Controller::over(&folder, "one", &store, controller::FABRIC, SWITCHES);
     let controller = start();
     until(TAKE_OVER, "it leads", || controller.leads());
     disk.fill();
     let mut sold = Vec::new();
     let refused = (0..90).find_map(|nth| {
         let name = format!("tenant-{nth}-{}", "x".repeat(40));
-        match tenant(&controller, folder.path(), &name) {
+        match tenant(&controller, &folder, &name) {
             Some((true, answer)) if answer["placed"][0]["name"] == *name => {
                 sold.push(name);
                 None
@@ -162,11 +162,8 @@ fn with_a_full_disk_nothing_is_sold_and_what_was_sold_stays() {
         }
     });
     let refused = refused.expect("the store grew on a full disk");
-    let why = controller.complains(&[
-        "tenant",
-        "add",
-        folder.path().join("tenant.toml").to_str().unwrap(),
-    ]);
+    let why =
+        controller.complains(&["tenant", "add", folder.join("tenant.toml").to_str().unwrap()]);
     assert!(why.contains("No space left") && why.contains("store"), "{why}");
     fs::remove_file(disk.0.join("filler")).unwrap();
     // The controller still leads, or leads again, with all confirmed tenants.
@@ -186,6 +183,6 @@ fn with_a_full_disk_nothing_is_sold_and_what_was_sold_stays() {
     drop(controller);
     let controller = start();
     list(&controller);
-    let (fine, _) = tenant(&controller, folder.path(), &refused).unwrap();
+    let (fine, _) = tenant(&controller, &folder, &refused).unwrap();
     assert!(fine, "there is room again");
 }

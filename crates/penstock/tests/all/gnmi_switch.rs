@@ -9,9 +9,9 @@ use std::time::Duration;
 use penstock_controller::Stamp;
 use penstock_controller::southbound::gnmi::GnmiSwitch;
 use penstock_controller::southbound::{PortInfo, SwitchDriver as _, SwitchState};
+use penstock_testing::temp_dir;
 use tokio::runtime::Runtime;
 
-use crate::dir::Dir;
 use crate::gnmi_target::Target;
 use crate::support::controller::{Controller, FABRIC, TAKE_OVER, until};
 
@@ -55,8 +55,8 @@ fn start(folder: &Path, switches: &str) -> Controller {
 fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     let runtime = Runtime::new().unwrap();
     let target = runtime.block_on(Target::start());
-    let folder = Dir::new();
-    let controller = start(folder.path(), &switches(folder.path(), &target, "secret"));
+    let folder = temp_dir();
+    let controller = start(&folder, &switches(&folder, &target, "secret"));
     // One of the four queues is shared. In a static map, the queue equals the code point.
     let is_set_up = |state: &SwitchState| {
         let map = [(1, 1), (2, 2), (3, 3)].into();
@@ -91,8 +91,8 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
 fn a_wrong_password_is_told_and_holds_up_nobody() {
     let runtime = Runtime::new().unwrap();
     let target = runtime.block_on(Target::start());
-    let folder = Dir::new();
-    let controller = start(folder.path(), &switches(folder.path(), &target, "wrong"));
+    let folder = temp_dir();
+    let controller = start(&folder, &switches(&folder, &target, "wrong"));
     let complaint = || {
         let events = controller.ask(&["events"]).unwrap().1.to_string();
         events.contains("who are you?") && !events.contains("wrong")

@@ -4,14 +4,13 @@
 //! hypervisor's connection goes on.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
-use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCounters};
 use penstock_guest::driver::{VirtioNet, VnetHdr};
-use penstock_testing::{patience, repetitions};
+use penstock_testing::{TempDir, patience, repetitions, temp_dir};
 
 use crate::support::manager::Manager;
 
@@ -39,15 +38,14 @@ struct Kind {
 }
 
 struct Switch {
-    dir: PathBuf,
+    dir: TempDir,
     child: Child,
     manager: Manager,
 }
 
 impl Switch {
-    fn start(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("penstock-kill-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+    fn start() -> Self {
+        let dir = temp_dir();
         let at = dir.display();
         let port = |name: &str, mac: [u8; 6]| {
             let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -132,7 +130,6 @@ impl Drop for Switch {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -271,9 +268,9 @@ impl Flow {
 
 /// Restarts the switch under a service manager. The drivers keep their connections. Every frame
 /// arrives once, and every descriptor is returned once and in order.
-fn restart_in_bursts(name: &str, kind: Kind) {
+fn restart_in_bursts(kind: Kind) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut switch = Switch::start(name);
+    let mut switch = Switch::start();
     let (to, from) = (switch.driver("b", kind), switch.driver("a", kind));
     let mut flow = Flow::new(from, to, kind);
     let mut random = 0x5eed;
@@ -303,23 +300,23 @@ fn restart_in_bursts(name: &str, kind: Kind) {
 fn a_restart_keeps_the_sessions_of_split_rings() {
     let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::EVENT_IDX;
     let kind = Kind { features, buffer: 256, parts: 4, inflight: false };
-    restart_in_bursts("kept-split", kind);
-    restart_in_bursts("kept-inflight", Kind { inflight: true, ..kind });
+    restart_in_bursts(kind);
+    restart_in_bursts(Kind { inflight: true, ..kind });
 }
 
 #[test]
 fn a_restart_keeps_the_sessions_of_packed_rings() {
     let features = Features::VERSION_1 | Features::RING_PACKED | Features::MRG_RXBUF;
     let kind = Kind { features, buffer: 256, parts: 4, inflight: false };
-    restart_in_bursts("kept-packed", kind);
-    restart_in_bursts("kept-packed-inflight", Kind { inflight: true, ..kind });
+    restart_in_bursts(kind);
+    restart_in_bursts(Kind { inflight: true, ..kind });
     let features = features | Features::IN_ORDER;
-    restart_in_bursts("kept-in-order", Kind { features, ..kind });
+    restart_in_bursts(Kind { features, ..kind });
 }
 
-fn kill_in_bursts(name: &str, kind: Kind) {
+fn kill_in_bursts(kind: Kind) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut switch = Switch::start(name);
+    let mut switch = Switch::start();
     // The receiver connects first, because otherwise its port drops frames.
     let to = switch.driver("b", kind);
     let from = switch.driver("a", kind);
@@ -359,7 +356,7 @@ fn kill_in_bursts(name: &str, kind: Kind) {
     flow.sends = false;
     flow.pump_until("the last frames", |flow| flow.returned == flow.sent);
     println!(
-        "{name}: {kills} kills, {} frames sent, returned and delivered, {doubled} of them twice",
+        "{kind:?}: {kills} kills, {} frames sent, returned, delivered, {doubled} of them twice",
         flow.sent
     );
 }
@@ -367,37 +364,37 @@ fn kill_in_bursts(name: &str, kind: Kind) {
 #[test]
 fn no_descriptor_of_a_plain_ring_is_lost_or_returned_twice() {
     let features = Features::VERSION_1;
-    kill_in_bursts("plain", Kind { features, buffer: 2048, parts: 1, inflight: true });
+    kill_in_bursts(Kind { features, buffer: 2048, parts: 1, inflight: true });
 }
 
 #[test]
 fn nor_of_rings_with_chains_and_merged_buffers() {
     let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::EVENT_IDX;
-    kill_in_bursts("chained", Kind { features, buffer: 256, parts: 4, inflight: true });
+    kill_in_bursts(Kind { features, buffer: 256, parts: 4, inflight: true });
 }
 
 #[test]
 fn nor_of_rings_with_indirect_tables() {
     let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::INDIRECT_DESC;
-    kill_in_bursts("indirect", Kind { features, buffer: 1024, parts: 0, inflight: true });
+    kill_in_bursts(Kind { features, buffer: 1024, parts: 0, inflight: true });
 }
 
 #[test]
 fn nor_of_packed_rings() {
     let features = Features::VERSION_1 | Features::RING_PACKED;
-    kill_in_bursts("packed", Kind { features, buffer: 2048, parts: 1, inflight: true });
+    kill_in_bursts(Kind { features, buffer: 2048, parts: 1, inflight: true });
 }
 
 #[test]
 fn nor_of_packed_rings_with_chains_and_merged_buffers() {
     let features = Features::VERSION_1 | Features::RING_PACKED | Features::MRG_RXBUF;
-    kill_in_bursts("packed-chained", Kind { features, buffer: 256, parts: 4, inflight: true });
+    kill_in_bursts(Kind { features, buffer: 256, parts: 4, inflight: true });
 }
 
 #[test]
 fn packed_rings_go_on_where_their_hypervisor_keeps_no_inflight_region() {
     let features = Features::VERSION_1 | Features::RING_PACKED;
-    kill_in_bursts("packed-start", Kind { features, buffer: 2048, parts: 1, inflight: false });
+    kill_in_bursts(Kind { features, buffer: 2048, parts: 1, inflight: false });
     let features = features | Features::IN_ORDER;
-    kill_in_bursts("packed-in-order", Kind { features, buffer: 2048, parts: 3, inflight: false });
+    kill_in_bursts(Kind { features, buffer: 2048, parts: 3, inflight: false });
 }

@@ -9,8 +9,6 @@ mod capture;
 mod cli;
 mod controller;
 mod controllers;
-#[path = "../../../controller/tests/all/common/dir.rs"]
-mod dir;
 #[allow(dead_code, reason = "shared with the controller's tests")]
 #[path = "../../../controller/tests/all/common/etcd.rs"]
 mod etcd;

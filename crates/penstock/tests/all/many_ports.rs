@@ -18,6 +18,7 @@ use std::time::Duration;
 use penstock_guest::driver::{DriverConfig, VirtioNet};
 use penstock_guest::load::{Destination, LoadReport, LoadSpec, VmSpec};
 use penstock_guest::mac::Mac;
+use penstock_testing::temp_dir;
 
 use crate::support;
 use crate::support::{Daemon, await_true};
@@ -37,20 +38,20 @@ struct Bed {
 
 impl Bed {
     fn start(ports: usize) -> Option<Self> {
-        let scratch = support::Scratch::new();
+        let scratch = temp_dir();
         let mut objects = String::from("[[tenant]]\nname = \"red\"\nfdb_limit = 4096\n");
         for n in 0..ports {
-            let socket = scratch.0.join(format!("{n}.sock"));
+            let socket = scratch.join(format!("{n}.sock"));
             writeln!(objects, "[[port]]\nname = \"vm{n}\"").unwrap();
             writeln!(objects, "tenant = \"red\"\nvhost-user.socket = {socket:?}").unwrap();
         }
-        let text = support::configuration(&scratch.0, &objects);
-        fs::write(scratch.0.join("host.toml"), text).unwrap();
+        let text = support::configuration(&scratch, &objects);
+        fs::write(scratch.join("host.toml"), text).unwrap();
         Some(Self { daemon: Daemon::start_in(scratch)?, ports })
     }
 
     fn port_socket(&self, n: usize) -> PathBuf {
-        self.daemon.scratch.0.join(format!("{n}.sock"))
+        self.daemon.scratch.join(format!("{n}.sock"))
     }
 
     /// Returns connected drivers that send no frames.

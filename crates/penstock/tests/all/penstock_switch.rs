@@ -18,15 +18,15 @@ use penstock_controller::agent::{Agent, AgentSettings, Carried, HostSide, SideEr
 use penstock_controller::hosts::HostPlan;
 use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
 use penstock_controller::southbound::{PortInfo, SwitchDriver as _};
+use penstock_testing::{TempDir, temp_dir};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::authority::Authority;
-use crate::dir::Dir;
 use crate::support;
 use crate::support::controller::{Controller, TAKE_OVER, until};
 use crate::support::flows::{Flows, Namespace};
-use crate::support::{Daemon, Scratch, namespace_options};
+use crate::support::{Daemon, namespace_options};
 
 const SOON: Duration = Duration::from_secs(30);
 /// How many windows decide whether weights divide a link.
@@ -97,7 +97,7 @@ impl FakeHost {
 
 /// A controller with three hosts, and the folder of its files.
 struct Fabric {
-    folder: Dir,
+    folder: TempDir,
     controller: Controller,
     hosts: Vec<Arc<FakeHost>>,
     _agents: Runtime,
@@ -105,12 +105,12 @@ struct Fabric {
 
 impl Fabric {
     fn start(socket: &Path) -> Self {
-        let folder = Dir::new();
+        let folder = temp_dir();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let keys = format!("agents = \"127.0.0.1:{port}\"\n");
         let store = format!(
             "path = {:?}\n\n[binding]\nmap = \"per-egress-map\"\ndrain_ms = 50\n",
-            folder.path().join("store.redb")
+            folder.join("store.redb")
         );
         let switch = format!(
             "\n[[switch]]\nname = \"rack-0\"\ndriver = \"penstock\"\naddress = \"unix://{}\"\n\
@@ -118,11 +118,11 @@ impl Fabric {
              server-2 = [\"third\"] }}\n",
             socket.display()
         );
-        let controller = Controller::with(folder.path(), "one", &keys, &store, TOPOLOGY, &switch);
+        let controller = Controller::with(&folder, "one", &keys, &store, TOPOLOGY, &switch);
         let (agents, mut hosts) = (Runtime::new().unwrap(), Vec::new());
         for n in 0..3 {
             let host = Arc::new(FakeHost::default());
-            let (name, plan) = (format!("server-{n}"), folder.path().join(format!("plan-{n}")));
+            let (name, plan) = (format!("server-{n}"), folder.join(format!("plan-{n}")));
             let to = vec![format!("127.0.0.1:{port}")];
             let settings = AgentSettings::new(&name, to, None, &plan);
             let side = Arc::clone(&host) as Arc<dyn HostSide>;
@@ -136,7 +136,7 @@ impl Fabric {
     /// Adds a tenant with one VM on each server, and waits until the tenant has a code point on all
     /// hosts.
     fn add(&self, name: &str, rate: &str) {
-        let file = self.folder.path().join(format!("{name}.toml"));
+        let file = self.folder.join(format!("{name}.toml"));
         let text = format!(
             "[[tenant]]\nname = \"{name}\"\nvms = 3\nrate = \"{rate}\"\nmost_per_server = 1\n"
         );
@@ -195,18 +195,18 @@ fn count(queue: &Value, key: &str) -> u64 {
     queue[key].as_u64().unwrap()
 }
 
-fn certificates(scratch: &Scratch, authority: &Authority) {
+fn certificates(scratch: &TempDir, authority: &Authority) {
     let (certificate, key) = authority.sign("leaf.test");
     for (name, text) in [("ca.pem", authority.pem()), ("leaf.pem", certificate), ("leaf.key", key)]
     {
-        fs::write(scratch.0.join(name), text).unwrap();
+        fs::write(scratch.join(name), text).unwrap();
     }
 }
 
 /// Reads the number of the switch's last decision (its stamp) over the network, as a controller
 /// with a certificate.
 fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
-    let at = |name: &str| daemon.scratch.0.join(name);
+    let at = |name: &str| daemon.scratch.join(name);
     let (certificate, key) = authority.sign("controller");
     fs::write(at("me.pem"), certificate).unwrap();
     fs::write(at("me.key"), key).unwrap();
@@ -266,9 +266,9 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
         penstock_testing::skip("two namespaces and a switch between them need root");
         return;
     }
-    let (scratch, authority) = (Scratch::new(), Authority::new());
+    let (scratch, authority) = (temp_dir(), Authority::new());
     certificates(&scratch, &authority);
-    fs::write(scratch.0.join("host.toml"), support::configuration(&scratch.0, SWITCH)).unwrap();
+    fs::write(scratch.join("host.toml"), support::configuration(&scratch, SWITCH)).unwrap();
     let Some(daemon) = Daemon::start_in(scratch) else { return };
     let (left, right) = plug(&daemon);
     let fabric = Fabric::start(&daemon.socket());
@@ -323,7 +323,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
 
     // With an empty disk, the controller configures the switch again.
     let scratch = daemon.kill();
-    fs::remove_dir_all(scratch.0.join("state")).unwrap();
+    fs::remove_dir_all(scratch.join("state")).unwrap();
     let daemon = Daemon::start_in(scratch).unwrap();
     let begin = until(SOON, "it to be set up again", || told(&daemon) == was);
     println!("an empty switch was set up again after {begin:?}");

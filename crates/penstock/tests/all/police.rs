@@ -71,7 +71,7 @@ fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() 
     daemon.inside("ip link set tapvm up").ok();
     let answer = explained(&daemon, "vm", "nothing");
     assert_eq!((&answer["entitled"], &answer["priority"]), (&0.into(), &8.into()));
-    let socket = daemon.scratch.0.join("vm2.sock");
+    let socket = daemon.scratch.join("vm2.sock");
     let add = format!("port add vm2 vhost-user.socket={} tenant=red", socket.display());
     daemon.ask(&format!("{add} --no-save")).ok();
     let answer = explained(&daemon, "vm2", "attachment");

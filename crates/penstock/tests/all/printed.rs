@@ -25,9 +25,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use penstock_testing::scaled;
+use penstock_testing::{scaled, temp_dir};
 
-use crate::support::{BINARY, Scratch};
+use crate::support::BINARY;
 
 /// Time limit for the commands of a documentation page.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -157,12 +157,12 @@ fn run(page: &str) {
 fn try_once(page: &str, commands: &[Printed], factor: u64) -> Result<(), String> {
     let programs = Path::new(BINARY).parent().unwrap();
     let paths = std::env::var("PATH").unwrap_or_default();
-    let scratch = Scratch::new();
-    let [work, logs] = ["work", "logs"].map(|name| scratch.0.join(name));
+    let scratch = temp_dir();
+    let [work, logs] = ["work", "logs"].map(|name| scratch.join(name));
     fs::create_dir_all(&work).unwrap();
     fs::create_dir_all(&logs).unwrap();
     std::os::unix::fs::symlink(sources().join("examples"), work.join("examples")).unwrap();
-    let file = scratch.0.join("page.sh");
+    let file = scratch.join("page.sh");
     fs::write(&file, script(commands, factor, &logs)).unwrap();
     let inside = format!(
         "ip link set lo up && mount -t tmpfs none /run && mount -t tmpfs none /var/lib && \

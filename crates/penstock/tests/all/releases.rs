@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use crate::support::{BINARY, Daemon, Scratch, await_true, configuration, penstock};
+use penstock_testing::temp_dir;
+
+use crate::support::{BINARY, Daemon, await_true, configuration, penstock};
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/0.1").join(name)
@@ -20,11 +22,11 @@ impl Drop for Running {
 
 #[test]
 fn configurations_of_release_0_1_are_valid_and_can_be_migrated() {
-    let scratch = Scratch::new();
-    let file = scratch.0.join("host.toml");
+    let scratch = temp_dir();
+    let file = scratch.join("host.toml");
     std::fs::copy(fixture("host/host.toml"), &file).unwrap();
     let file = file.display().to_string();
-    let none = scratch.0.join("none.sock");
+    let none = scratch.join("none.sock");
     let told = penstock(&none, &["host", "check", "--config", &file]);
     assert!(told.out.contains("valid (2 ports, 1 tenant, 0 rules)"), "{told:?}");
     assert!(told.ok().contains("valid"));
@@ -36,12 +38,12 @@ fn configurations_of_release_0_1_are_valid_and_can_be_migrated() {
 
 #[test]
 fn minutes_of_release_0_1_are_reported() {
-    let scratch = Scratch::new();
+    let scratch = temp_dir();
     let text = std::fs::read_to_string(fixture("host/contracts-20787.tsv")).unwrap();
     // A report leaves out minutes in the future, so the minutes are from the year 2017 here.
     let past = text.replace("1796000", "1500000");
-    std::fs::write(scratch.0.join("contracts-17361.tsv"), past).unwrap();
-    let state = scratch.0.display().to_string();
+    std::fs::write(scratch.join("contracts-17361.tsv"), past).unwrap();
+    let state = scratch.display().to_string();
     let none = PathBuf::from("/nonexistent.sock");
     let line = ["report", "--since", "9999d", "--state-dir", &state, "--json"];
     let report = penstock(&none, &line).json();
@@ -54,15 +56,15 @@ fn minutes_of_release_0_1_are_reported() {
 
 #[test]
 fn a_host_applies_the_plan_that_release_0_1_stored() {
-    let scratch = Scratch::new();
-    std::fs::create_dir(scratch.0.join("state")).unwrap();
-    std::fs::copy(fixture("host/fabric.plan"), scratch.0.join("state/fabric.plan")).unwrap();
+    let scratch = temp_dir();
+    std::fs::create_dir(scratch.join("state")).unwrap();
+    std::fs::copy(fixture("host/fabric.plan"), scratch.join("state/fabric.plan")).unwrap();
     let objects = "[fabric]\nname = \"server-0\"\ncontrollers = [\"127.0.0.1:9\"]\n\
          uplink = \"up\"\n[[tenant]]\nname = \"web\"\nvlans = [100]\n\
          [[port]]\nname = \"up\"\ntap.interface = \"tapup\"\ntrunk = [100]\n\
          egress = \"wfq\"\nlink = \"10G\"\n";
-    let text = configuration(&scratch.0, objects);
-    std::fs::write(scratch.0.join("host.toml"), text).unwrap();
+    let text = configuration(&scratch, objects);
+    std::fs::write(scratch.join("host.toml"), text).unwrap();
     let Some(daemon) = Daemon::start_in(scratch) else { return };
     // The agent applies the plan beside the daemon's first requests.
     await_true("the plan of release 0.1", || {
@@ -72,10 +74,10 @@ fn a_host_applies_the_plan_that_release_0_1_stored() {
 
 #[test]
 fn a_controller_opens_the_store_of_release_0_1() {
-    let scratch = Scratch::new();
-    let at = scratch.0.display().to_string();
+    let scratch = temp_dir();
+    let at = scratch.display().to_string();
     for file in ["controller.redb", "two-racks.toml"] {
-        std::fs::copy(fixture("controller").join(file), scratch.0.join(file)).unwrap();
+        std::fs::copy(fixture("controller").join(file), scratch.join(file)).unwrap();
     }
     let switch = |name: &str| format!("[[switch]]\nname = \"{name}\"\ndriver = \"sim\"\n");
     let file = format!(
@@ -83,12 +85,12 @@ fn a_controller_opens_the_store_of_release_0_1() {
          [store]\npath = \"{at}/controller.redb\"\n[binding]\nmap = \"static-map\"\n{}",
         ["rack-0", "rack-1", "core-0"].map(switch).concat()
     );
-    let path = scratch.0.join("controller.toml");
+    let path = scratch.join("controller.toml");
     std::fs::write(&path, file).unwrap();
     let mut controller = Command::new(BINARY);
     controller.args(["controller", "run", "--config"]).arg(path);
     let _running = Running(controller.stderr(Stdio::null()).spawn().unwrap());
-    let socket = scratch.0.join("c.sock");
+    let socket = scratch.join("c.sock");
     let ask = || penstock(&socket, &["controller", "tenants", "--json"]);
     await_true("the controller's answer", || ask().status.success());
     let tenants = ask().ok();

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 use penstock_guest::driver::{DriverConfig, VirtioNet};
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir};
 
 use crate::support::manager::Manager;
-use crate::support::{Scratch, Told, await_true, configuration, penstock};
+use crate::support::{Told, await_true, configuration, penstock};
 
 /// Keys of a port with queues.
 const QUEUES: &str = "egress = \"wfq\"\nlink = \"1G\"";
@@ -17,16 +17,16 @@ const FAILS: &str = "[switch]\nplan = \"/proc/none/plan\"\n";
 
 /// A daemon under a service manager.
 struct Service {
-    scratch: Scratch,
+    scratch: TempDir,
     manager: Manager,
     child: Child,
 }
 
 impl Service {
     fn start(objects: impl Fn(&str) -> String) -> Self {
-        let scratch = Scratch::new();
+        let scratch = temp_dir();
         let mut service = Self {
-            manager: Manager::new(&scratch.0),
+            manager: Manager::new(&scratch),
             child: Command::new("true").spawn().unwrap(),
             scratch,
         };
@@ -36,9 +36,9 @@ impl Service {
     }
 
     fn configure(&self, objects: impl Fn(&str) -> String) {
-        let objects = objects(&self.scratch.0.display().to_string());
-        let text = configuration(&self.scratch.0, &objects).replace("metrics =", "# metrics =");
-        std::fs::write(self.scratch.0.join("host.toml"), text).unwrap();
+        let objects = objects(&self.scratch.display().to_string());
+        let text = configuration(&self.scratch, &objects).replace("metrics =", "# metrics =");
+        std::fs::write(self.scratch.join("host.toml"), text).unwrap();
     }
 
     fn run(&mut self) {
@@ -53,11 +53,11 @@ impl Service {
 
     /// Starts the daemon with `command`, which is the manager's command for the daemon's program.
     fn spawn_with(&mut self, mut command: Command) {
-        let log = self.scratch.0.join("log");
+        let log = self.scratch.join("log");
         let log = File::options().create(true).append(true).open(log).unwrap();
         self.child = command
             .args(["host", "run", "--config"])
-            .arg(self.scratch.0.join("host.toml"))
+            .arg(self.scratch.join("host.toml"))
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
@@ -80,7 +80,7 @@ impl Service {
 
     fn ask(&self, line: &str) -> Told {
         let words = line.split_whitespace().collect::<Vec<_>>();
-        penstock(&self.scratch.0.join("host.sock"), &words)
+        penstock(&self.scratch.join("host.sock"), &words)
     }
 
     /// Starts a service with the port `vm`, and stops it. Returns the driver of the port.
@@ -104,14 +104,14 @@ impl Service {
     }
 
     fn driver(&self, port: &str, queue_pairs: u16) -> VirtioNet {
-        let mut config = DriverConfig::new(self.scratch.0.join(format!("{port}.sock")));
+        let mut config = DriverConfig::new(self.scratch.join(format!("{port}.sock")));
         config.queue_pairs = queue_pairs;
         config.wait = patience();
         VirtioNet::connect(config).unwrap()
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.scratch.0.join("log")).unwrap()
+        std::fs::read_to_string(self.scratch.join("log")).unwrap()
     }
 }
 
@@ -164,7 +164,7 @@ fn sessions_that_no_longer_fit_end_and_the_others_go_on() {
 #[test]
 fn a_connection_that_has_not_negotiated_ends_and_an_idle_port_has_nothing_to_keep() {
     let mut service = Service::start(|at| vms(at, &["early", "idle"], ""));
-    let early = std::os::unix::net::UnixStream::connect(service.scratch.0.join("early.sock"));
+    let early = std::os::unix::net::UnixStream::connect(service.scratch.join("early.sock"));
     let early = early.unwrap();
     await_true("the connection", || {
         service.ask("port show early --json").json()["state"] == "connected"
@@ -197,7 +197,7 @@ fn a_start_that_fails_without_its_service_manager_ends_no_session() {
     // Nobody listens for the notices of this start.
     service.configure_vm(FAILS);
     let mut command = service.manager.command(crate::support::BINARY);
-    command.env("NOTIFY_SOCKET", service.scratch.0.join("nobody"));
+    command.env("NOTIFY_SOCKET", service.scratch.join("nobody"));
     service.spawn_with(command);
     service.await_end();
     assert!(service.log().contains("the service manager cannot be reached"), "{}", service.log());
@@ -210,7 +210,7 @@ fn a_start_that_fails_without_its_service_manager_ends_no_session() {
 fn a_crash_before_the_daemon_is_ready_ends_no_session() {
     let (mut service, mut driver) = Service::stopped();
     // The start waits for a writer of this file, after the session was prepared.
-    let ca = service.scratch.0.join("ca.pem");
+    let ca = service.scratch.join("ca.pem");
     assert!(Command::new("mkfifo").arg(&ca).status().unwrap().success());
     let tls = "ca = \"ca.pem\", cert = \"x.pem\", key = \"x.key\", controllers = [\"one\"]";
     let switch = format!("[switch]\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n");
@@ -259,7 +259,7 @@ fn drivers_that_stop_in_a_message_lose_only_their_own_sessions() {
     let mut service = Service::start(|at| vms(at, &ports, ""));
     let mut driver = service.driver("whole", 1);
     let stuck = names.iter().map(|name| {
-        let socket = service.scratch.0.join(format!("{name}.sock"));
+        let socket = service.scratch.join(format!("{name}.sock"));
         let mut stuck = std::os::unix::net::UnixStream::connect(socket).unwrap();
         // A part of a header. The session waits for the rest.
         std::io::Write::write_all(&mut stuck, &1_u32.to_ne_bytes()).unwrap();

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use penstock_guest::driver::{DriverConfig, Features, VirtioNet};
-use penstock_testing::patience;
+use penstock_testing::{patience, temp_dir};
 
 use crate::support;
 use crate::support::{Daemon, await_true};
@@ -19,8 +19,8 @@ const LINES: usize = 8;
 /// Starts a switch with the ports `narrow`, `plain` and `absent`. The port `narrow` has a single
 /// queue pair, the port `plain` has no offloads, and the VM of the port `absent` does not listen.
 fn switch() -> Option<Daemon> {
-    let scratch = support::Scratch::new();
-    let at = scratch.0.display();
+    let scratch = temp_dir();
+    let at = scratch.display();
     let port = |name: &str, more: &str| {
         format!(
             "[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
@@ -33,13 +33,13 @@ fn switch() -> Option<Daemon> {
         port("plain", "vhost-user.offloads = false"),
         port("absent", "vhost-user.mode = \"client\"")
     );
-    let file = support::configuration(&scratch.0, &objects);
-    std::fs::write(scratch.0.join("host.toml"), file).unwrap();
+    let file = support::configuration(&scratch, &objects);
+    std::fs::write(scratch.join("host.toml"), file).unwrap();
     Daemon::start_in(scratch)
 }
 
 fn driver(switch: &Daemon, port: &str, queue_pairs: u16, required: Features) -> DriverConfig {
-    let mut config = DriverConfig::new(switch.scratch.0.join(format!("{port}.sock")));
+    let mut config = DriverConfig::new(switch.scratch.join(format!("{port}.sock")));
     config.queue_pairs = queue_pairs;
     config.required = required;
     config.wait = patience();

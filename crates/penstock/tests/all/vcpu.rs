@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use penstock_testing::{TempDir, temp_dir};
 use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::watchdog;
 use serde_json::Value;
 
-use crate::support::{BINARY, Scratch, Told, await_some, await_true};
+use crate::support::{BINARY, Told, await_some, await_true};
 
 /// All tests use the same processor, so they run one after another.
 static PROCESSOR: Mutex<()> = Mutex::new(());
@@ -61,17 +62,17 @@ impl Drop for Guest {
 /// A directory with a configuration file in which `web` is aperiodic, and the other VMs have no
 /// deadline.
 struct World {
-    scratch: Scratch,
+    scratch: TempDir,
     guests: Vec<Guest>,
 }
 
 impl World {
     fn new(guests: usize, deadline: &str) -> Self {
-        let scratch = Scratch::new();
+        let scratch = temp_dir();
         let guests: Vec<Guest> = (0..guests).map(|_| Guest::start()).collect();
         let allowed = sched_getaffinity(pid(std::process::id())).unwrap();
         let cpu = (0..CpuSet::count()).rfind(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
-        let run_dir = scratch.0.join("run");
+        let run_dir = scratch.join("run");
         let mut text = format!("[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n", run_dir.display());
         for (at, guest) in guests.iter().enumerate() {
             let (id, name) = (guest.0.id(), if at == 0 { "web".into() } else { format!("vm{at}") });
@@ -80,23 +81,23 @@ impl World {
                 text += &format!("vcpu_mode = \"periodic\"\ndeadline = \"{deadline}\"\n");
             }
         }
-        std::fs::write(scratch.0.join("vcpu.toml"), text).unwrap();
+        std::fs::write(scratch.join("vcpu.toml"), text).unwrap();
         Self { scratch, guests }
     }
 
     fn run_dir(&self) -> PathBuf {
-        self.scratch.0.join("run")
+        self.scratch.join("run")
     }
 
     fn run(&self) -> Command {
         let mut command = Command::new(BINARY);
-        command.args(["vcpu", "run", "--config"]).arg(self.scratch.0.join("vcpu.toml"));
+        command.args(["vcpu", "run", "--config"]).arg(self.scratch.join("vcpu.toml"));
         command.env_remove("RUST_LOG");
         command
     }
 
     fn start(&self) -> Scheduler {
-        let log = std::fs::File::create(self.scratch.0.join("log")).unwrap();
+        let log = std::fs::File::create(self.scratch.join("log")).unwrap();
         Scheduler(self.run().stdin(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
@@ -218,7 +219,7 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
     }
     // The deadline needs every second slot, half of a processor, but the VM has only a third.
     let world = World::new(3, "0.5 ms");
-    let file = world.scratch.0.join("vcpu.toml");
+    let file = world.scratch.join("vcpu.toml");
     let more = "[[vm]]\nname = \"gone\"\nprocess = \"no-such-program-*\"\n";
     let text = std::fs::read_to_string(&file).unwrap() + more;
     std::fs::write(&file, text).unwrap();
@@ -240,7 +241,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
         return;
     }
     let world = World::new(2, "1 ms");
-    let file = world.scratch.0.join("vcpu.toml");
+    let file = world.scratch.join("vcpu.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     let _scheduler = world.start();
     world.shown("a slice", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
@@ -293,7 +294,7 @@ fn without_the_right_it_says_which_one_is_missing() {
 #[test]
 fn a_file_that_is_wrong_is_refused_whole() {
     let world = World::new(0, "3 ms");
-    let file = world.scratch.0.join("vcpu.toml");
+    let file = world.scratch.join("vcpu.toml");
     std::fs::write(&file, "[vcpu]\ncpus = []\n[[vm]]\nname = \"a\"\npid = 1\nio_reserve = 60\n")
         .unwrap();
     let told: Told = world.run().output().unwrap().into();
@@ -304,8 +305,8 @@ fn a_file_that_is_wrong_is_refused_whole() {
 
 #[test]
 fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
-    let scratch = Scratch::new();
-    let file = scratch.0.join("vcpu.toml");
+    let scratch = temp_dir();
+    let file = scratch.join("vcpu.toml");
     let check = |object: &str, more: &[&str]| -> Told {
         let mut command = Command::new(BINARY);
         command.args([object, "check", "--config"]).arg(&file).args(more);

@@ -3,7 +3,7 @@
 //! represent VMs with one vCPU. The test is skipped without the right to real-time policies and
 //! namespaces, or with one processor.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -27,15 +27,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A directory on a tmpfs, removed at the end of the test.
-struct RunDir(PathBuf);
-
-impl Drop for RunDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -66,10 +57,10 @@ fn counter(daemon: &Daemon, name: &str) -> u64 {
     web["counters"][name].as_u64().unwrap_or(0)
 }
 
-fn scheduled(dir: &RunDir, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+fn scheduled(dir: &Path, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     await_some(what, || {
         let mut show = Command::new(BINARY);
-        show.args(["vcpu", "show", "--json", "--run-dir"]).arg(&dir.0);
+        show.args(["vcpu", "show", "--json", "--run-dir"]).arg(dir);
         let told: support::Told = show.output().unwrap().into();
         told.status.success().then(|| told.json()).filter(&is)
     })
@@ -78,7 +69,7 @@ fn scheduled(dir: &RunDir, what: &str, is: impl Fn(&Value) -> bool) -> Value {
 #[test]
 fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
     let Some((worker, cpu)) = processors() else { return };
-    let dir = RunDir(format!("/dev/shm/penstock-vcpu-events-{}", std::process::id()).into());
+    let dir = penstock_testing::memory_dir();
     let guests: Vec<Running> = (0..4).map(|_| Running::hog()).collect();
     let mut text = format!(
         "cores = [{worker}]\n[vcpu]\ncpus = [{cpu}]\nrun_dir = \"{}\"\n\
@@ -87,7 +78,7 @@ fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
          [[port]]\nname = \"web0\"\ntap.interface = \"tapweb\"\ntenant = \"red\"\n\
          vm = \"web\"\n\
          [[fdb]]\ntenant = \"red\"\nmac = \"52:54:00:00:00:77\"\nport = \"web0\"\n",
-        dir.0.display()
+        dir.display()
     );
     for (at, guest) in guests.iter().enumerate() {
         let (id, name) = (guest.0.id(), if at == 0 { "web".into() } else { format!("vm{at}") });
@@ -97,12 +88,12 @@ fn frames_for_a_vm_that_computes_are_events_and_no_system_call_each() {
         }
     }
     let Some(daemon) = Daemon::start(&text) else { return };
-    let log = std::fs::File::create(daemon.scratch.0.join("vcpu.log")).unwrap();
+    let log = std::fs::File::create(daemon.scratch.join("vcpu.log")).unwrap();
     let mut run = Command::new(BINARY);
     run.args(["vcpu", "run", "--config"]).arg(daemon.config()).env_remove("RUST_LOG");
     let _scheduler = Running(run.stdin(Stdio::null()).stderr(log).spawn().unwrap());
     scheduled(&dir, "the VM", |state| state["vms"][0]["vcpus"][0]["waits"].as_u64() > Some(0));
-    let told = || std::fs::read_to_string(daemon.scratch.0.join("vcpu.log")).unwrap();
+    let told = || std::fs::read_to_string(daemon.scratch.join("vcpu.log")).unwrap();
     await_some("its bell", || {
         told().contains("receiving frame events from the switch").then_some(())
     });

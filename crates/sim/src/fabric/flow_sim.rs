@@ -102,7 +102,6 @@ pub struct FlowSim {
     /// Pairs with complete flows, which is empty between events.
     whole: Vec<u32>,
     clients: Vec<Client>,
-    waiting: usize,
     limits: Option<Limits>,
     windows: Option<Windows>,
     /// Changes of ports and hosts that the controller has decided, in the order of their events.
@@ -140,7 +139,6 @@ impl FlowSim {
             vm_base,
             active: Vec::new(),
             whole: Vec::new(),
-            waiting: clients.len(),
             clients,
             limits: None,
             windows: None,
@@ -210,7 +208,6 @@ impl FlowSim {
             active: self.active.clone(),
             whole: Vec::new(),
             clients: self.clients.clone(),
-            waiting: self.waiting,
             limits: self.limits.clone(),
             windows: self.windows.clone(),
             to_come: self.to_come.clone(),
@@ -277,13 +274,6 @@ impl FlowSim {
 
     pub fn run_until(&mut self, end: Nanos) {
         while self.now < end {
-            self.step(end);
-        }
-    }
-
-    /// Runs until all connections have completed their flows, at most until `end`.
-    pub fn run_to_completion(&mut self, end: Nanos) {
-        while self.now < end && self.waiting > 0 {
             self.step(end);
         }
     }
@@ -386,9 +376,7 @@ impl FlowSim {
         let sleeps = at.rng.chance_ppm(connection.pause_ppm);
         let pause = if sleeps { at.rng.below(connection.pause_max.0) } else { 0 };
         let again = self.now + Nanos(pause) + connection.latency;
-        if at.done >= connection.flows_max || again >= connection.until {
-            self.waiting -= 1;
-        } else {
+        if at.done < connection.flows_max && again < connection.until {
             self.events.post(again, Event::Ask(client));
         }
     }

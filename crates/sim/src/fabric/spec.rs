@@ -87,15 +87,6 @@ impl TenantSpec {
         };
         below.into_iter().map(need).collect()
     }
-
-    /// Returns the tenant's reservation on a host's interface (QShare §V-A). The reservation is `B
-    /// min(m, N - m)`, if m of N VMs are on the host and each VM has the guarantee B.
-    #[must_use]
-    pub fn reserved_at(&self, host: HostNo) -> BitsPerSecond {
-        let here = self.vms.iter().filter(|vm| **vm == host).count();
-        let fewer = u64::try_from(here.min(self.vms.len() - here)).unwrap_or(u64::MAX);
-        BitsPerSecond(self.hose.0.saturating_mul(fewer))
-    }
 }
 
 /// Order in which a client uses its servers.
@@ -239,7 +230,6 @@ mod tests {
         let reserved = tenant.reserved(&network);
         assert_eq!((reserved[0].0, reserved[1].0), (94, 94));
         assert_eq!((reserved[2].0, reserved[3].0, reserved[4].0), (94, 94, 47));
-        assert_eq!((tenant.reserved_at(0).0, tenant.reserved_at(9).0), (94, 0));
         assert_eq!(network.paths[0][7].len(), 3);
         assert_eq!(network.paths[0][4].len(), 2);
     }

@@ -1,7 +1,6 @@
 //! Tests of a scheduling thread that gets new lists of vCPUs. The vCPUs are waiting threads of the
 //! test process. The test itself reports run times to the scheduling thread's queue.
 
-use std::path::PathBuf;
 use std::sync::mpsc::{channel, sync_channel};
 use std::thread::JoinHandle;
 
@@ -56,12 +55,6 @@ impl Drop for Waiting {
     }
 }
 
-pub(super) fn dir(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("penstock-boost-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
 /// Makes the state of a scheduling thread that lends no real-time policy.
 pub(super) fn boost(dir: &Path, owner: Identity) -> Boost {
     Boost::new(Parts {
@@ -81,7 +74,7 @@ fn credits(boost: &Boost) -> Vec<i64> {
 
 #[test]
 fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
-    let dir = dir("accounts");
+    let dir = penstock_testing::temp_dir();
     let all = [Waiting::start(), Waiting::start(), Waiting::start()];
     let by_credit = Contract::by_credit(Weight::ONE);
     let mut boost = boost(&dir, all[0].identity);
@@ -113,13 +106,11 @@ fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
         boost.queue.account(at(60 + 30 * epoch));
     }
     assert_eq!(credits(&boost), [0]);
-    drop(boost);
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
 fn one_that_is_blocked_stays_so_when_others_come() {
-    let dir = dir("blocked");
+    let dir = penstock_testing::temp_dir();
     let all = [Waiting::start(), Waiting::start()];
     let by_credit = Contract::by_credit(Weight::ONE);
     let mut boost = boost(&dir, all[0].identity);
@@ -133,6 +124,4 @@ fn one_that_is_blocked_stays_so_when_others_come() {
     }
     let told = credits(&boost);
     assert_eq!(told[0], 0, "it wants nothing, and the other one has all: {told:?}");
-    drop(boost);
-    std::fs::remove_dir_all(&dir).unwrap();
 }

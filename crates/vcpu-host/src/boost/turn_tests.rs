@@ -5,8 +5,9 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use penstock_testing::{TempDir, temp_dir};
 use penstock_units::Weight;
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::{Claim, Limits, admit};
@@ -14,7 +15,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::boost::seat::Seat;
-use crate::boost::tests::{boost, dir};
+use crate::boost::tests::boost;
 use crate::lease::Identity;
 use crate::policy::Policy;
 use crate::weight::Weigher;
@@ -112,7 +113,7 @@ impl Thread {
 
 struct World {
     boost: Boost,
-    dir: PathBuf,
+    _dir: TempDir,
     guests: Vec<Guest>,
     threads: Vec<Thread>,
     /// Runnable threads in the order in which they became runnable.
@@ -128,8 +129,8 @@ fn lent(_: u32, _: Policy) -> Result<(), PolicyError> {
 }
 
 impl World {
-    fn new(name: &str, guests: &[Guest]) -> Self {
-        let dir = dir(name);
+    fn new(guests: &[Guest]) -> Self {
+        let dir = temp_dir();
         let me = Identity { pid: 1, tid: 1, started: 1 };
         let mut boost = boost(&dir, me);
         boost.parts.lending.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -167,7 +168,7 @@ impl World {
             *next = BEGIN;
         }
         let (guests, queue) = (guests.to_vec(), (0..guests.len()).collect());
-        Self { boost, dir, guests, threads, queue, running: None, turn: BEGIN, polls: 0 }
+        Self { boost, _dir: dir, guests, threads, queue, running: None, turn: BEGIN, polls: 0 }
     }
 
     fn lent(&self, at: usize) -> Lent {
@@ -280,12 +281,6 @@ impl World {
     }
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
 fn us(us: u64) -> Nanos {
     Nanos::from_micros(us)
 }
@@ -315,7 +310,7 @@ fn of_three_that_are_woken_at_once_each_has_its_turn_soon() {
     // No vCPU has run on its standing lease for a long time, so the scheduling thread examines
     // these vCPUs rarely.
     let guests = [sleeper(3, 200, 30), sleeper(3, 201, 30), sleeper(3, 201, 30), hog()];
-    let mut world = World::new("three", &guests);
+    let mut world = World::new(&guests);
     world.run(Nanos::from_millis(260));
     for (at, thread) in world.threads.iter().take(3).enumerate() {
         assert!(
@@ -333,7 +328,7 @@ fn who_is_due_does_not_wait_for_those_that_were_woken() {
     let due = Guest { mode: Mode::Periodic, deadline_ms: 1, ..hog() };
     let mut guests = vec![due];
     guests.extend((0..8).map(|_| sleeper(20, 200, 10)));
-    let mut world = World::new("due", &guests);
+    let mut world = World::new(&guests);
     world.run(Nanos::from_millis(260));
     let away = world.threads[0].away_most;
     assert!(away <= Nanos(2 * MS), "the thread was runnable and did not run for {away:?}");
@@ -341,7 +336,7 @@ fn who_is_due_does_not_wait_for_those_that_were_woken() {
 
 #[test]
 fn one_standing_lease_alone_costs_no_more_polls_than_ticks() {
-    let mut world = World::new("alone", &[sleeper(3, 2_000, 1), hog()]);
+    let mut world = World::new(&[sleeper(3, 2_000, 1), hog()]);
     world.run(Nanos::from_millis(1_000));
     assert!(world.polls < 200, "{}", world.polls);
 }
@@ -384,7 +379,7 @@ proptest! {
     #[test]
     fn a_standing_lease_keeps_nobody_from_its_own(guests in guests()) {
         prop_assume!(guests.len() > 1);
-        let mut world = World::new("prop", &guests);
+        let mut world = World::new(&guests);
         world.run(Nanos::from_millis(600));
         for (guest, thread) in guests.iter().zip(&world.threads) {
             prop_assert!(

@@ -192,13 +192,6 @@ mod tests {
     use super::*;
     use crate::threads;
 
-    fn dir(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir();
-        let dir = dir.join(format!("penstock-as-found-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        dir
-    }
-
     fn at(ms: u64) -> Nanos {
         Nanos::from_millis(ms)
     }
@@ -215,7 +208,7 @@ mod tests {
 
     #[test]
     fn who_leaves_alive_has_its_processors_back_and_its_slot_rests() {
-        let dir = dir("leave");
+        let dir = penstock_testing::temp_dir();
         let (mut child, thread) = process("cat");
         let before = processors(thread.tid).unwrap();
         let mut found = AsFound::new();
@@ -233,12 +226,11 @@ mod tests {
         assert_eq!((found.slot(), found.free.back()), (Some(2), Some(&0)), "the others first");
         child.kill().unwrap();
         child.wait().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn what_cannot_be_noted_may_not_be_changed() {
-        let dir = dir("full");
+        let dir = penstock_testing::temp_dir();
         let (mut child, thread) = process("cat");
         let mut found = AsFound::new();
         let nowhere = dir.join("nowhere");
@@ -252,12 +244,11 @@ mod tests {
         assert_eq!(full.note(at(1), &[thread], &[], &dir).unwrap(), [thread]);
         child.kill().unwrap();
         child.wait().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn a_cgroup_that_nobody_is_weighed_by_has_its_weight_back_a_look_later() {
-        let dir = dir("weights");
+        let dir = penstock_testing::temp_dir();
         let path = dir.join("vm");
         std::fs::create_dir_all(&path).unwrap();
         std::fs::write(path.join("cpu.weight"), "100\n").unwrap();
@@ -272,7 +263,6 @@ mod tests {
         found.settle(at(700), &dir).unwrap();
         assert_eq!(group.weight().unwrap(), 100);
         assert!(Before::load(&dir).weights.is_empty());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

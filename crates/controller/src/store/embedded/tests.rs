@@ -2,36 +2,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use penstock_testing::{TempDir, temp_dir};
 use redb::StorageBackend;
 use redb::backends::FileBackend;
 
 use super::super::{Compare, Write, leader};
 use super::*;
 
-/// Directory that is removed after the test.
-struct Dir(PathBuf);
+/// Directory of a store.
+struct Dir(TempDir);
 
 impl Dir {
     fn new() -> Self {
-        static MADE: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "penstock-store-{}-{}",
-            std::process::id(),
-            MADE.fetch_add(1, Ordering::Relaxed)
-        );
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir_all(&dir).unwrap();
-        Self(dir)
+        Self(temp_dir())
     }
 
     fn file(&self) -> PathBuf {
         self.0.join("controller.redb")
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -16,14 +16,13 @@ use penstock_controller::agents::{
     AgentCounts, AgentServer, Identity, Known, Leading, Limits, Registry, ServerTls, serve,
 };
 use penstock_controller::hosts::{HostPlan, HostTenant};
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use crate::common::authority::Authority;
-use crate::common::dir::Dir;
 
 /// Time between two reports of an agent in these tests, in milliseconds.
 pub const REPORT_MILLIS: u64 = 20;
@@ -45,17 +44,17 @@ impl Known for Three {
 
 /// Directory and CA of a test.
 pub struct Bed {
-    pub dir: Dir,
+    pub dir: TempDir,
     pub authority: Authority,
 }
 
 impl Bed {
     pub fn new() -> Self {
-        Self { dir: Dir::new(), authority: Authority::new() }
+        Self { dir: temp_dir(), authority: Authority::new() }
     }
 
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.dir.path().join(name);
+        let path = self.dir.join(name);
         fs::write(&path, text).unwrap();
         path
     }
@@ -71,7 +70,7 @@ impl Bed {
             crl: None,
             server_name: CONTROLLER.to_owned(),
         };
-        let plan = self.dir.path().join(format!("{host}.plan"));
+        let plan = self.dir.join(format!("{host}.plan"));
         let mut settings = AgentSettings::new(host, vec![], Some(tls), &plan);
         settings.pause = (Duration::from_millis(5), Duration::from_millis(40));
         settings.interval = Duration::from_millis(REPORT_MILLIS);

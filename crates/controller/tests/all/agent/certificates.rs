@@ -19,7 +19,7 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
     let mut first = Running::start(settings.clone(), &[controller.endpoint()], &side);
     first.until("in", |state| state.connected.is_some()).await;
     // Another connection uses the same certificate.
-    let plan_file = bed.dir.path().join("copy.plan");
+    let plan_file = bed.dir.join("copy.plan");
     let copy = AgentSettings { plan_file, ..settings };
     let began = Instant::now();
     let mut second = Running::start(copy.clone(), &[controller.endpoint()], &side);
@@ -100,7 +100,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     let error = tls.reload().unwrap_err().to_string();
     assert!(error.contains("the certificate"), "{error}");
     assert!(!tls.reload().unwrap(), "told once");
-    std::fs::remove_file(bed.dir.path().join("c.key")).unwrap();
+    std::fs::remove_file(bed.dir.join("c.key")).unwrap();
     assert!(tls.reload().unwrap_err().to_string().contains("c.key"));
     let settings = bed.settings("server-1", &bed.authority, "server-1");
     let mut second = Running::start(settings, &[controller.endpoint()], &side);

@@ -18,7 +18,7 @@ use penstock_controller::wire::v1::{RaiseEpochRequest, SetModeRequest};
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{Regular, Tier, Topology};
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir};
 use penstock_units::BitsPerSecond;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -27,7 +27,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::agent::bed::{FakeSide, REPORT_MILLIS, Running};
-use crate::common::dir::Dir;
 use crate::common::etcd::Cluster;
 
 fn topology() -> Topology {
@@ -125,8 +124,8 @@ impl Leader {
 }
 
 /// Starts an agent whose plan file remains after the agent has ended.
-async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
-    let plan = dir.path().join("server-0.plan");
+async fn agent(dir: &TempDir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
+    let plan = dir.join("server-0.plan");
     let mut settings = AgentSettings::new("server-0", vec![], None, &plan);
     settings.pause = (Duration::from_millis(5), Duration::from_millis(40));
     Running::start(settings, std::slice::from_ref(&leader.endpoint), side)
@@ -140,7 +139,11 @@ async fn follows(agent: &mut Running, epoch: u64) {
 
 /// Runs a leader for two terms after the store was copied, so the copy does not contain these
 /// terms. Returns the epoch of the last term.
-async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn Store>) -> u64 {
+async fn terms(
+    dir: &TempDir,
+    side: &Arc<FakeSide>,
+    store: impl AsyncFn() -> Arc<dyn Store>,
+) -> u64 {
     let mut epoch = 0;
     for _ in 0..2 {
         let leader = Leader::start(store().await).await;
@@ -156,7 +159,7 @@ async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn
 /// Checks that hosts follow the controller again after a restore. The leader uses the restored
 /// older copy of the store, and `epoch` is the last epoch that the host has seen.
 async fn recovers(
-    dir: &Dir,
+    dir: &TempDir,
     side: &Arc<FakeSide>,
     epoch: u64,
     store: impl AsyncFn() -> Arc<dyn Store>,
@@ -207,8 +210,8 @@ async fn recovers(
 
 #[tokio::test]
 async fn a_store_restored_from_a_file_is_believed_after_the_command() {
-    let (dir, side) = (Dir::new(), Arc::new(FakeSide::default()));
-    let (path, copy) = (dir.path().join("store.redb"), dir.path().join("copy.redb"));
+    let (dir, side) = (temp_dir(), Arc::new(FakeSide::default()));
+    let (path, copy) = (dir.join("store.redb"), dir.join("copy.redb"));
     let store = async || Arc::new(Embedded::open(&path).await.unwrap()) as Arc<dyn Store>;
     terms(&dir, &side, store).await;
     std::fs::copy(&path, &copy).unwrap();
@@ -220,7 +223,7 @@ async fn a_store_restored_from_a_file_is_believed_after_the_command() {
 #[tokio::test]
 async fn an_etcd_restored_from_a_copy_is_believed_after_the_command() {
     let Some(mut cluster) = Cluster::start().await else { return };
-    let (dir, side) = (Dir::new(), Arc::new(FakeSide::default()));
+    let (dir, side) = (temp_dir(), Arc::new(FakeSide::default()));
     let open = |cluster: &Cluster| {
         let store = Arc::new(cluster.store(Duration::from_secs(5))) as Arc<dyn Store>;
         async move || Arc::clone(&store)

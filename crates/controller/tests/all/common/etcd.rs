@@ -1,7 +1,6 @@
 //! Runs a cluster of three etcd members on the local machine for the duration of a test.
 //!
-//! Other crates include this file with `#[path = ".../controller/tests/all/common/etcd.rs"]`. A
-//! crate that includes `etcd.rs` must also include `dir.rs` from the same directory.
+//! Other crates include this file with `#[path = ".../controller/tests/all/common/etcd.rs"]`.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,10 +12,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use penstock_controller::store::{Etcd, EtcdConfig, Store};
-use penstock_testing::{patience, scaled};
+use penstock_testing::{TempDir, patience, scaled, temp_dir};
 use tokio::time::{Instant, sleep};
-
-use super::dir::Dir;
 
 /// Number of members of the cluster. A cluster of three members tolerates the failure of one
 /// member.
@@ -43,7 +40,7 @@ pub struct Cluster {
     certificates: Option<Certificates>,
     /// Maximum size of a member's file in bytes. `None` for etcd's default.
     quota: Option<u64>,
-    dir: Dir,
+    dir: TempDir,
 }
 
 #[derive(Debug)]
@@ -98,7 +95,7 @@ impl Cluster {
             child: None,
         };
         let members = held.iter().map(member).collect();
-        Self { members, certificates, quota, dir: Dir::new() }
+        Self { members, certificates, quota, dir: temp_dir() }
     }
 
     fn launch(&mut self, number: usize) {
@@ -108,8 +105,8 @@ impl Cluster {
         let member = &self.members[number];
         let client = format!("{scheme}://{}", member.client);
         let own = format!("http://{}", member.peer);
-        let home = self.dir.path().join(format!("m{number}"));
-        let log = self.dir.path().join(format!("m{number}.log"));
+        let home = self.dir.join(format!("m{number}"));
+        let log = self.dir.join(format!("m{number}.log"));
         let log = File::options().create(true).append(true).open(log).unwrap();
         // A member must not survive a killed test.
         let mut command = match program("setpriv") {
@@ -209,7 +206,7 @@ impl Cluster {
     async fn replace(&mut self, pairs: Vec<(String, String)>) {
         (0..MEMBERS).for_each(|number| self.kill(number));
         for (from, to) in pairs {
-            let (from, to) = (self.dir.path().join(from), self.dir.path().join(to));
+            let (from, to) = (self.dir.join(from), self.dir.join(to));
             let _ = std::fs::remove_dir_all(&to);
             let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
             assert!(done.success());

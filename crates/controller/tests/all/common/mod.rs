@@ -1,5 +1,4 @@
 //! Contains helpers that several tests share.
 
 pub mod authority;
-pub mod dir;
 pub mod etcd;

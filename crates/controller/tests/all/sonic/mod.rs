@@ -14,10 +14,9 @@ use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, Sonic
 use penstock_controller::southbound::{
     Change, DriverError, PortInfo, PortState, SwitchDriver, SwitchState, diff, survey,
 };
+use penstock_testing::temp_dir;
 use penstock_units::BitsPerSecond;
 use server::Redis;
-
-use crate::common::dir::Dir;
 
 fn switch(redis: &Redis, mode: MapMode) -> SonicSwitch {
     let port = |name: &str| PortInfo { name: name.into(), rate: BitsPerSecond(10_000_000_000) };
@@ -196,8 +195,8 @@ async fn other_configurations_are_never_changed() {
 async fn a_switch_that_wants_a_password_gets_it() {
     let Some(redis) = Redis::start().await else { return };
     redis.require("secret").await;
-    let folder = Dir::new();
-    let file = folder.path().join("password");
+    let folder = temp_dir();
+    let file = folder.join("password");
     let with = |password_file| {
         let port = PortInfo { name: "Ethernet0".into(), rate: BitsPerSecond(10_000_000_000) };
         let settings = Settings { password_file, ..Settings::default() };

@@ -3,18 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_controller::southbound::sonic::Endpoint;
+use penstock_testing::{TempDir, temp_dir};
 use redis::aio::MultiplexedConnection;
 use tokio_stream::StreamExt;
 
 /// Running `redis-server` on a Unix socket in its own directory. Dropping the [`Redis`] stops the
 /// server and removes its directory.
 pub struct Redis {
-    directory: PathBuf,
+    directory: TempDir,
     server: Child,
 }
 
@@ -22,22 +21,17 @@ impl Redis {
     /// Starts redis with one configured switch port. If redis-server is not installed, records a
     /// skip and returns `None`.
     pub async fn start() -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("penstock-redis-{}-{number}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&directory).expect("a directory");
+        let directory = temp_dir();
         let server = Command::new("redis-server")
             .args(["--port", "0", "--unixsocket"])
             .arg(directory.join("sock"))
             // As in SONiC: key-space notifications, and nothing on disk.
             .args(["--save", "", "--notify-keyspace-events", "KEA", "--dir"])
-            .arg(&directory)
+            .arg(directory.as_os_str())
             .stdout(Stdio::piped())
             .spawn();
         let Ok(mut server) = server else {
             penstock_testing::skip("redis-server is not installed (scripts/setup.sh test)");
-            let _ = std::fs::remove_dir_all(directory);
             return None;
         };
         let out = BufReader::new(server.stdout.take().expect("piped"));
@@ -151,6 +145,5 @@ impl Drop for Redis {
     fn drop(&mut self) {
         let _ = self.server.kill();
         let _ = self.server.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }

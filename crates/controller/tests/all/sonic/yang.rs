@@ -11,11 +11,10 @@ use std::process::Command;
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{Endpoint, Entries, MapMode, Settings, SonicSwitch};
 use penstock_controller::southbound::{Change, PortInfo, PortState, SwitchState, diff};
+use penstock_testing::temp_dir;
 use penstock_testing::yang::models;
 use penstock_units::BitsPerSecond;
 use serde_json::{Map, Value, json};
-
-use crate::common::dir::Dir;
 
 /// A rendered QoS configuration from SONiC's own tests, beside the models.
 const SAMPLE: &str = "qos-arista7050.sample.json";
@@ -93,8 +92,8 @@ fn translated(tables: &Entries) -> Value {
 
 /// Validates tables, and returns the messages of `yanglint` if the tables are not valid.
 fn validate(models: &Path, tables: &Entries) -> Result<(), String> {
-    let folder = Dir::new();
-    let data = folder.path().join("config.json");
+    let folder = temp_dir();
+    let data = folder.join("config.json");
     std::fs::write(&data, translated(tables).to_string()).expect("writable");
     let mut lint = Command::new("yanglint");
     lint.arg("--path").arg(models).args(["--type", "config"]);

@@ -383,25 +383,6 @@ pub async fn store(directory: &Path) -> Arc<dyn Store> {
     Arc::new(Embedded::open(&directory.join("controller.redb")).await.unwrap())
 }
 
-/// Directory that is removed after the test.
-#[derive(Debug)]
-pub struct Folder(pub std::path::PathBuf);
-
-impl Folder {
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Returns a tenant of `vms` VMs, one per server. A tenant of ten VMs gets five VMs in each of the
 /// two racks.
 pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {

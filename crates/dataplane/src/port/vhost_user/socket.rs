@@ -203,6 +203,8 @@ pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_testing::{TempDir, temp_dir};
+
     use super::super::SocketMode;
     use super::*;
     use crate::offload::OffloadCaps;
@@ -268,17 +270,14 @@ mod tests {
 
     /// Test setup in which another user replaces the socket by a symbolic link to a file of root.
     struct Trap {
-        directory: PathBuf,
+        directory: TempDir,
         config: VhostUserConfig,
         precious: PathBuf,
     }
 
     impl Trap {
         fn new(name: &str) -> Self {
-            let directory =
-                std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&directory);
-            std::fs::create_dir(&directory).unwrap();
+            let directory = temp_dir();
             let precious = directory.join("precious");
             std::fs::write(&precious, "precious").unwrap();
             std::fs::set_permissions(&precious, Permissions::from_mode(0o600)).unwrap();
@@ -292,12 +291,6 @@ mod tests {
         fn spring(&self) {
             std::fs::rename(&self.config.path, self.directory.join("away.sock")).unwrap();
             std::os::unix::fs::symlink(&self.precious, &self.config.path).unwrap();
-        }
-    }
-
-    impl Drop for Trap {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
 

@@ -1,27 +1,13 @@
 //! These tests check event suppression of packed rings in both directions (virtio 1.2 §2.8.14).
 
-use std::fs::File;
-use std::io::Read;
-use std::os::fd::OwnedFd;
-
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
 use crate::packed_ring::guest::{
     BUFFERS, DEVICE_EVENT, DRIVER_EVENT, Guest, Place, SIZE, give, pattern, taken,
 };
+use crate::ring_bed::{eventfd, rung};
 
 const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const DESC: u16 = 2;
-
-fn eventfd() -> File {
-    File::from(OwnedFd::from(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap()))
-}
-
-fn rung(call: &File) -> bool {
-    let mut count = [0; 8];
-    (&*call).read(&mut count).is_ok()
-}
 
 fn wish(guest: &Guest, place: Place, flags: u16) {
     guest.write(DRIVER_EVENT, place.to_base() as u16);

@@ -2,37 +2,25 @@
 //! specification.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use penstock_dataplane::batch::Batch;
-use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::packed_ring::{PackedRing, RingError, RingSpec};
-use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::RingAddresses;
 
-pub const NEXT: u16 = 1;
-pub const WRITE: u16 = 2;
-pub const INDIRECT: u16 = 4;
+pub use crate::ring_bed::{BUFFERS, INDIRECT, MEMORY, NEXT, SECOND, WRITE, frames_of, pattern};
+use crate::ring_bed::{Memory, USER, batch_of, spec};
+
 pub const AVAIL: u16 = 1 << 7;
 pub const USED: u16 = 1 << 15;
 /// Default number of entries in the ring. The ring's size is small, so that the ring wraps soon.
 /// The ring's size is not a power of two, so that the tests detect code that masks an index.
 pub const SIZE: u16 = 50;
-pub const MEMORY: u64 = 1 << 20;
-/// Guest address of the second memory region. Each of the two memory regions has half of the
-/// guest's memory, and a hole separates the regions.
-pub const SECOND: u64 = 1 << 30;
-const USER: u64 = 0x7000_0000_0000;
 pub const RING: u64 = 0;
 pub const DRIVER_EVENT: u64 = 0x4000;
 pub const DEVICE_EVENT: u64 = 0x4004;
-pub const BUFFERS: u64 = 0x1_0000;
 /// Start position of a new packed ring: index 0, and value 1 in the two wrap counters.
 pub const FRESH: u32 = 0x8000_8000;
 
@@ -63,9 +51,7 @@ impl Place {
 
 /// The guest's side of one packed ring.
 pub struct Guest {
-    base: *mut u8,
-    file: File,
-    pub memory: Arc<GuestMemory>,
+    pub memory: Memory,
     pub size: u16,
     pub in_order: bool,
     pub avail: Place,
@@ -75,40 +61,25 @@ pub struct Guest {
     pub out: VecDeque<(u16, u16)>,
 }
 
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let base = std::ptr::NonNull::new(self.base.cast()).unwrap();
-        // SAFETY: mapped in `new` with this length, and nothing else has the address.
-        // WHY: munmap has no safe form.
-        unsafe { munmap(base, MEMORY as usize) }.unwrap();
+impl Deref for Guest {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
     }
 }
 
 impl Guest {
     pub fn new() -> Self {
-        let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-        file.set_len(MEMORY).unwrap();
-        let memory = map(&file, MEMORY / 2);
-        let len = NonZeroUsize::new(MEMORY as usize).unwrap();
-        let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping of the test's own file. WHY: the guest's view of its memory.
-        let base = unsafe { mmap(None, len, rw, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let fresh = Place { index: 0, wrap: true };
         Self {
-            base: base.as_ptr().cast(),
-            file,
-            memory,
+            memory: Memory::new(),
             size: SIZE,
             in_order: false,
             avail: fresh,
             used: fresh,
             out: VecDeque::new(),
         }
-    }
-
-    /// Maps the guest's memory once more, but only the first `len` bytes of the first region.
-    pub fn remapped(&self, len: u64) -> Arc<GuestMemory> {
-        map(&self.file, len)
     }
 
     /// Returns the addresses of the ring's parts, as the driver sets them.
@@ -124,52 +95,20 @@ impl Guest {
         self.ring_with(|_| ()).unwrap()
     }
 
+    pub fn spec(&self) -> RingSpec {
+        let spec = spec(self.size, Self::addresses());
+        RingSpec { base: FRESH, in_order: self.in_order, ..spec }
+    }
+
     pub fn ring_with(&self, edit: impl FnOnce(&mut RingSpec)) -> Result<PackedRing, RingError> {
-        let mut spec = RingSpec {
-            size: u32::from(self.size),
-            descriptors: USER + RING,
-            available: USER + DRIVER_EVENT,
-            used: USER + DEVICE_EVENT,
-            base: FRESH,
-            event_idx: false,
-            mergeable: true,
-            in_order: self.in_order,
-            header: 12,
-            call: None,
-        };
+        let mut spec = self.spec();
         edit(&mut spec);
-        PackedRing::new(spec, Arc::clone(&self.memory))
+        PackedRing::new(spec, Arc::clone(&self.map))
     }
 
     /// Returns the address of the ring in the guest's mapping, for threads that rewrite the ring.
     pub fn address(&self) -> usize {
         self.at(RING, 16) as usize
-    }
-
-    fn at(&self, guest: u64, len: usize) -> *mut u8 {
-        let at = if guest >= SECOND { guest - SECOND + MEMORY / 2 } else { guest };
-        assert!(at + len as u64 <= MEMORY);
-        self.base.wrapping_add(at as usize)
-    }
-
-    pub fn write<T: Copy>(&self, guest: u64, value: T) {
-        // SAFETY: inside the mapping. WHY: plays the guest.
-        unsafe { self.at(guest, size_of::<T>()).cast::<T>().write_unaligned(value) }
-    }
-
-    pub fn read<T: Copy>(&self, guest: u64) -> T {
-        // SAFETY: inside the mapping. WHY: plays the guest.
-        unsafe { self.at(guest, size_of::<T>()).cast::<T>().read_unaligned() }
-    }
-
-    pub fn fill(&self, guest: u64, bytes: &[u8]) {
-        for (at, byte) in (guest..).zip(bytes) {
-            self.write(at, *byte);
-        }
-    }
-
-    pub fn bytes(&self, guest: u64, len: usize) -> Vec<u8> {
-        (guest..).take(len).map(|at| self.read(at)).collect()
     }
 
     /// Writes descriptor `i` of the table or ring at `table`, with exactly the given flags.
@@ -286,35 +225,6 @@ impl Guest {
     }
 }
 
-fn map(file: &File, len: u64) -> Arc<GuestMemory> {
-    let region = |guest, offset, len| {
-        let file = file.try_clone().unwrap();
-        RegionSpec { guest, user: USER + guest, len, offset, file }
-    };
-    let half = MEMORY / 2;
-    Arc::new(
-        GuestMemory::map(
-            &MemoryAccount::default(),
-            vec![region(0, 0, len), region(SECOND, half, half)],
-        )
-        .unwrap(),
-    )
-}
-
-pub fn pattern(len: usize) -> Vec<u8> {
-    (1..=250_u8).cycle().take(len).collect()
-}
-
-pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
-    (0..batch.len())
-        .map(|i| {
-            let mut out = Vec::new();
-            batch.copy_out(i, &mut out);
-            out
-        })
-        .collect()
-}
-
 /// Takes all frames from the ring, and checks that no chain is bad.
 pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
     let mut batch = Batch::new();
@@ -342,11 +252,7 @@ pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
 
 /// Writes the frames to the ring's receive buffers without publishing the buffers.
 pub fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
-    let mut batch = Batch::new();
-    for frame in frames {
-        batch.push(frame, Offload::NONE).unwrap();
-    }
-    let order: Vec<u8> = (0..frames.len() as u8).collect();
+    let (batch, order) = batch_of(frames);
     let mut out = TxOutcome::default();
     ring.give(&batch, &order, &mut out);
     out

@@ -1,22 +1,18 @@
 //! These tests use drivers that violate the packed ring's specification, clause by clause.
 
-use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::batch::{Batch, FRAME_MAX};
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::packed_ring::PackedRing;
-use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::packed_ring::guest::{
     AVAIL, BUFFERS, Guest, INDIRECT, MEMORY, NEXT, Part, RING, SIZE, USED, WRITE, frames_of, give,
     pattern, taken,
 };
+use crate::ring_bed::{map, memory_file};
 
 /// Offers a bad buffer to the device. `parts` are the descriptors of the buffer. The ring must take
 /// no frame from the bad buffer, but must return the buffer's ID to the driver.
@@ -326,21 +322,10 @@ fn a_receiver_of_crumbs_costs_its_senders_a_bounded_search_and_is_stopped() {
 
 #[test]
 fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
-    let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
-    file.set_len(MEMORY).unwrap();
+    let file = memory_file(MEMORY);
     let mut other = Guest::new();
     let mut well = other.ring();
-    let region = RegionSpec {
-        guest: 0,
-        user: 0x7000_0000_0000,
-        len: MEMORY,
-        offset: 0,
-        file: file.try_clone().unwrap(),
-    };
-    let memory = Arc::new(GuestMemory::map(&MemoryAccount::default(), vec![region]).unwrap());
-    let mut spec = None;
-    other.ring_with(|s| spec = Some(copy_of(s))).unwrap();
-    let mut ring = PackedRing::new(spec.unwrap(), memory).unwrap();
+    let mut ring = PackedRing::new(other.spec(), map(&file, &[(0, 0, MEMORY)])).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
     // The pages of ring and buffers are missing. All reads return zeros, and no fault ends the
@@ -353,23 +338,6 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
     assert!(penstock_dataplane::port::peer_memory::pages_replaced() > before);
     other.send_plain(&pattern(60));
     assert_eq!(taken(&mut well), (vec![pattern(60)], 0));
-}
-
-fn copy_of(
-    s: &penstock_dataplane::port::packed_ring::RingSpec,
-) -> penstock_dataplane::port::packed_ring::RingSpec {
-    penstock_dataplane::port::packed_ring::RingSpec {
-        size: s.size,
-        descriptors: s.descriptors,
-        available: s.available,
-        used: s.used,
-        base: s.base,
-        event_idx: s.event_idx,
-        mergeable: s.mergeable,
-        in_order: s.in_order,
-        header: s.header,
-        call: None,
-    }
 }
 
 /// Guard object that stops the test's second thread when it is dropped, even if the test fails.

@@ -5,25 +5,9 @@ use std::sync::Arc;
 
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::packed_ring::PackedRing;
-use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::packed_ring::guest::{Guest, SIZE, pattern, take, write};
-
-fn region() -> Arc<InflightRegion> {
-    let (file, len) =
-        InflightRegion::make(&MemoryAccount::default(), RingLayout::Packed, 1, SIZE).unwrap();
-    Arc::new(
-        InflightRegion::map(
-            &MemoryAccount::default(),
-            RingLayout::Packed,
-            &file,
-            0,
-            len,
-            (1, SIZE),
-        )
-        .unwrap(),
-    )
-}
+use crate::ring_bed::inflight;
 
 /// Returns the ring that a restarted switch creates. The new ring learns its position only from the
 /// inflight region, because the front end gives the base of a new ring.
@@ -40,7 +24,7 @@ fn a_burst_was_shown_or_it_never_was() {
     for in_order in [false, true] {
         let mut guest = Guest::new();
         guest.in_order = in_order;
-        let region = region();
+        let (_, region) = inflight(RingLayout::Packed, SIZE);
         let mut ring = successor(&guest, &region);
         // Enough rounds for the ring's end to fall anywhere in a burst.
         for round in 0..60 {
@@ -91,7 +75,7 @@ fn a_burst_was_shown_or_it_never_was() {
 #[test]
 fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
     let mut guest = Guest::new();
-    let region = region();
+    let (_, region) = inflight(RingLayout::Packed, SIZE);
     let mut ring = successor(&guest, &region);
     for round in 0..60 {
         // Two of three frames are spread over several buffers.
@@ -119,7 +103,7 @@ fn receive_buffers_come_back_once_wherever_the_switch_is_killed() {
 #[test]
 fn a_region_that_knows_nothing_leaves_the_base_as_it_is() {
     let mut guest = Guest::new();
-    let region = region();
+    let (_, region) = inflight(RingLayout::Packed, SIZE);
     let before = {
         let mut ring = guest.ring();
         guest.send_plain(&pattern(60));

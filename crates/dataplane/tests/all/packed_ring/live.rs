@@ -1,42 +1,20 @@
 //! These tests check the migration log of a packed ring, and the ring's move from one memory map to
 //! another.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
-use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::dirty_log::LOG_PAGE;
 
 use crate::packed_ring::guest::{
-    BUFFERS, DEVICE_EVENT, Guest, MEMORY, SECOND, SIZE, WRITE, give, pattern, taken,
+    BUFFERS, DEVICE_EVENT, Guest, SECOND, SIZE, WRITE, give, pattern, taken,
 };
-
-/// Creates a log of all pages. If `used` is true, the log also marks the page of the ring whenever
-/// the ring is written.
-fn log(used: bool) -> (File, RingLog) {
-    let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
-    let pages = (SECOND + MEMORY) / LOG_PAGE;
-    file.set_len(pages / 8).unwrap();
-    let log = Arc::new(DirtyLog::map(&MemoryAccount::default(), &file, 0, pages / 8).unwrap());
-    (file, RingLog { log, used: used.then_some(DEVICE_EVENT) })
-}
-
-/// Returns the numbers of the guest memory pages that the switch has marked in the dirty log since
-/// the last call. The function clears the log's marks, as the front end of a hypervisor does.
-fn taken_pages(file: &File) -> Vec<u64> {
-    let mut bytes = vec![0; ((SECOND + MEMORY) / LOG_PAGE / 8) as usize];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    file.write_all_at(&vec![0; bytes.len()], 0).unwrap();
-    (0..8 * bytes.len() as u64).filter(|n| bytes[(n / 8) as usize] & 1 << (n % 8) != 0).collect()
-}
+use crate::ring_bed::{HALF, log, taken_pages};
 
 #[test]
 fn exactly_the_pages_written_are_logged() {
     let mut guest = Guest::new();
     let mut ring = guest.ring();
-    let (file, log) = log(true);
+    let (file, log) = log(Some(DEVICE_EVENT));
     assert!(ring.set_log(Some(log)).is_none());
     assert_eq!(taken_pages(&file), [0, 4], "the ring and its event area as they stand");
     let page = |i: u64| BUFFERS / LOG_PAGE + i;
@@ -77,7 +55,7 @@ fn used_descriptors_are_logged_on_every_page_of_a_large_ring() {
         // 600 descriptors are two pages and a half.
         guest.size = 600;
         let mut ring = guest.ring();
-        let (file, log) = log(asked);
+        let (file, log) = log(asked.then_some(DEVICE_EVENT));
         ring.set_log(Some(log));
         taken_pages(&file);
         let mut pages = Vec::new();
@@ -104,7 +82,7 @@ fn a_logged_ring_does_what_an_unlogged_one_does() {
         let mut guest = Guest::new();
         let mut ring = guest.ring();
         if logged {
-            ring.set_log(Some(log(true).1));
+            ring.set_log(Some(log(Some(DEVICE_EVENT)).1));
         }
         guest.post(&[512; 12]);
         let frames = [60, 1500, 60, 4000, 500, 501].map(pattern);
@@ -121,12 +99,12 @@ fn a_ring_moves_to_another_map_between_two_batches() {
     guest.send_plain(&pattern(60));
     assert_eq!(taken(&mut ring).0.len(), 1);
     assert_eq!(guest.take_used().len(), 1);
-    let new = guest.remapped(MEMORY / 2);
+    let new = guest.remapped(HALF);
     let old = ring.move_to(Arc::clone(&new), Guest::addresses()).unwrap();
-    assert!(Arc::ptr_eq(&old, &guest.memory));
+    assert!(Arc::ptr_eq(&old, &guest.map));
     drop(old);
-    guest.memory = new;
-    assert_eq!(Arc::strong_count(&guest.memory), 2, "the ring keeps nothing of the old map");
+    guest.memory.map = new;
+    assert_eq!(Arc::strong_count(&guest.map), 2, "the ring keeps nothing of the old map");
     for _ in 0..SIZE {
         guest.send_plain(&pattern(70));
         assert_eq!(taken(&mut ring), (vec![pattern(70)], 0));

@@ -204,7 +204,7 @@ impl Counters {
 
 /// Returns the counter `name` in the text of `/proc/net/snmp` or `/proc/net/netstat`, in which a
 /// line of names precedes the line of numbers of each group.
-fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
+pub(in crate::live) fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(group));
     let (names, numbers) = (lines.next()?, lines.next()?);
     let nth = names.split_whitespace().position(|found| found == name)?;
@@ -269,10 +269,11 @@ uplink:       7       1    0    0    0     0          0         0  3028000    20
 
     #[test]
     fn a_counter_of_tcp_is_found_by_its_name() {
-        let text = "TcpExt: SyncookiesSent TCPTimeouts\nTcpExt: 3 17\nIpExt: InOctets\nIpExt: 5\n";
+        let text =
+            "TcpExt: SyncookiesSent TCPTimeouts\nTcpExt: 3 17\nTcp: OutSegs InErrs\nTcp: 5 0\n";
         assert_eq!(counter(text, "TcpExt:", "TCPTimeouts"), Some(17));
-        assert_eq!(counter(text, "IpExt:", "InOctets"), Some(5));
-        assert_eq!(counter(text, "TcpExt:", "InOctets"), None, "a counter of another group");
+        assert_eq!(counter(text, "Tcp:", "OutSegs"), Some(5), "the group is not TcpExt");
+        assert_eq!(counter(text, "TcpExt:", "OutSegs"), None, "a counter of another group");
     }
 
     #[test]

@@ -49,6 +49,7 @@ mod world;
 
 pub(crate) use chaos::{picture as chaos_picture, run as chaos};
 pub(crate) use completion::run as fig5;
+pub(super) use counters::counter as kernel_counter;
 pub(crate) use faults::{picture as faults_picture, run as faults};
 pub(crate) use guarantees::run as fig4;
 pub(crate) use plans::{picture as plans_picture, run as plans};

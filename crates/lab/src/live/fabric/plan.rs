@@ -253,8 +253,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_controllers_file_is_valid_with_each_kind_of_control() {
-        let dir = std::env::temp_dir().join(format!("penstock-plan-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = penstock_testing::temp_dir();
         for (control, etcd) in [(Control::One, None), (Control::Two, Some("http://127.0.0.1:2"))] {
             let plan = Plan {
                 racks: vec![2, 1],
@@ -270,7 +269,7 @@ pub(super) mod tests {
             };
             std::fs::write(dir.join("fabric.toml"), plan.topology()).unwrap();
             for &name in control.names() {
-                let (dir, tag) = (dir.as_path(), "pf");
+                let (dir, tag) = (&*dir, "pf");
                 let places = ControllerPlaces { name, etcd, dir, tag, agents: 7, page: 8 };
                 let file = dir.join(format!("{name}.toml"));
                 std::fs::write(&file, plan.controller(places)).unwrap();
@@ -278,6 +277,5 @@ pub(super) mod tests {
                 assert_eq!(read.switches.len(), 3, "{control:?}");
             }
         }
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -4,17 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
-use penstock_testing::patience;
+pub use penstock_testing::wait_until as until;
+use penstock_testing::{TempDir, patience, temp_dir};
 
 /// Lets only one testpmd run at a time, because each testpmd polls a core.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// A running testpmd with two vhost-user ports. The testpmd forwards each frame to the other port.
 pub struct Testpmd {
-    dir: PathBuf,
+    dir: TempDir,
     extra: String,
     child: Option<Child>,
     _one: MutexGuard<'static, ()>,
@@ -23,15 +23,13 @@ pub struct Testpmd {
 impl Testpmd {
     /// Starts testpmd with the device arguments `extra`. If testpmd is not installed, prints that
     /// the test is skipped, and returns `None`.
-    pub fn start(tag: &str, extra: &str) -> Option<Self> {
+    pub fn start(extra: &str) -> Option<Self> {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new("/usr/bin/dpdk-testpmd").exists() {
             penstock_testing::skip("dpdk-testpmd is not installed (scripts/setup.sh test)");
             return None;
         }
-        let dir = std::env::temp_dir().join(format!("penstock-lab-{}-{tag}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let mut pmd = Self { dir, extra: extra.to_owned(), child: None, _one: one };
+        let mut pmd = Self { dir: temp_dir(), extra: extra.to_owned(), child: None, _one: one };
         pmd.restart();
         Some(pmd)
     }
@@ -83,18 +81,6 @@ impl Testpmd {
 impl Drop for Testpmd {
     fn drop(&mut self) {
         self.kill();
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
-/// Calls `step` until `step` returns true. Panics with the text `what` if `step` does not return
-/// true within the time limit.
-#[expect(clippy::disallowed_methods, reason = "a bound for a peer that never answers")]
-pub fn until(what: &str, mut step: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !step() {
-        assert!(start.elapsed() < patience(), "{what}: not within {:?}", patience());
-        std::thread::yield_now();
     }
 }
 

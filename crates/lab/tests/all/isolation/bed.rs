@@ -2,28 +2,23 @@
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use penstock_control::config;
 use penstock_control::host::{FdbFilter, Host};
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir, wait_until};
 use penstock_units::MacAddr;
 
 pub struct Bed {
-    dir: PathBuf,
+    dir: TempDir,
     host: Host,
     drivers: BTreeMap<&'static str, VirtioNet>,
 }
 
 impl Bed {
     pub fn start(text: &str, ports: &[&'static str]) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("penstock-bed-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = temp_dir();
         let path = dir.join("host.toml");
         std::fs::write(&path, localised(text, &dir)).unwrap();
         let config = config::load(&path).unwrap_or_else(|errors| panic!("{errors}"));
@@ -36,7 +31,7 @@ impl Bed {
         let drivers = ports.iter().map(connect).collect();
         let bed = Self { dir, host, drivers };
         let up = || bed.host.ports().iter().all(|p| p.state == "up");
-        wait("all ports are up", up);
+        wait_until("all ports are up", up);
         bed
     }
 
@@ -122,7 +117,6 @@ impl Drop for Bed {
     fn drop(&mut self) {
         self.drivers.clear();
         let _ = self.host.shutdown();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -132,14 +126,6 @@ fn localised(text: &str, dir: &std::path::Path) -> String {
         "name = \"isolation\"",
         &format!("name = \"isolation\"\nsocket = \"{dir}/api\"\nstate_dir = \"{dir}/state\""),
     )
-}
-
-fn wait(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < patience(), "waited in vain: {what}");
-        std::thread::yield_now();
-    }
 }
 
 pub fn broadcast(from: MacAddr) -> Vec<u8> {

@@ -1,23 +1,20 @@
 //! Tests of TAP, AF_PACKET and AF_XDP ports with the kernel's network stack behind them. Each test
 //! creates namespaces, and a veth pair as the uplink if needed. Each test sends pings and TCP
 //! through a configured host. Without root, the tests print that they are skipped.
-#![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 use penstock_control::api::PortStatus;
 use penstock_control::config;
 use penstock_control::host::Host;
-use penstock_testing::patience;
+use penstock_testing::{TempDir, temp_dir, wait_until};
 use penstock_units::Nanos;
 
 /// Namespaces and programs of one test. When the value is dropped, the namespaces and programs are
 /// removed.
 struct Lab {
     tag: String,
-    dir: PathBuf,
+    dir: TempDir,
     children: Vec<Child>,
 }
 
@@ -26,9 +23,7 @@ impl Lab {
     /// returns `None`.
     fn new(name: &str, namespaces: &[&str]) -> Option<Self> {
         let tag = format!("pk{}{name}", std::process::id());
-        let dir = std::env::temp_dir().join(&tag);
-        std::fs::create_dir_all(&dir).unwrap();
-        let lab = Self { tag, dir, children: Vec::new() };
+        let lab = Self { tag, dir: temp_dir(), children: Vec::new() };
         for namespace in namespaces {
             let made = Command::new("ip").args(["netns", "add", &lab.netns(namespace)]).output();
             if !made.as_ref().is_ok_and(|o| o.status.success()) {
@@ -86,22 +81,14 @@ impl Lab {
             self.run_in(namespace, &format!("ip addr replace {address} dev eth0"));
             self.run_in(namespace, "ip link set eth0 up");
         }
-        self.until("a ping", || self.pings());
+        wait_until("a ping", || self.pings());
     }
 
     /// Starts a server of iperf3 in namespace b.
     fn serve(&mut self) {
         self.spawn_in("b", "iperf3 -s");
         let listening = || self.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-        self.until("iperf3 listens", listening);
-    }
-
-    fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !done() {
-            assert!(start.elapsed() < patience(), "waited in vain: {what}");
-            std::thread::yield_now();
-        }
+        wait_until("iperf3 listens", listening);
     }
 
     fn host(&self, text: &str) -> Host {
@@ -137,7 +124,6 @@ impl Drop for Lab {
                 let _ = Command::new("ip").args(["netns", "del", name]).status();
             }
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -176,7 +162,7 @@ fn two_hosts(lab: &Lab, kind: &str) -> (Host, Host) {
     };
     let (one, two) = (start("one", "a", "up0"), start("two", "b", "up1"));
     for host in [&one, &two] {
-        lab.until("all ports are up", || host.ports().iter().all(|port| port.state == "up"));
+        wait_until("all ports are up", || host.ports().iter().all(|port| port.state == "up"));
     }
     (one, two)
 }
@@ -192,7 +178,7 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
         // The iperf3 server may not have finished the previous test, so the client may have to
         // retry.
         let client = format!("iperf3 -c 10.1.0.2 -t 2 {reverse}");
-        lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());
+        wait_until("a TCP stream", || lab.try_in("a", &client).is_ok());
     }
     for host in [&one, &two] {
         assert!(counter(host, "uplink", "tx_tso") > 0);
@@ -259,7 +245,7 @@ fn stream(lab: &Lab) -> u64 {
     let mut bytes = 0;
     // The iperf3 server may not have finished the previous test. It then refuses the client or
     // resets its connection, and `iperf3 -J` reports this in its output and may still exit with 0.
-    lab.until("a TCP stream", || {
+    wait_until("a TCP stream", || {
         let report = lab.try_in("a", "iperf3 -c 10.1.0.2 -t 4 -J").unwrap_or_default();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap_or_default();
         bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or(0);
@@ -316,7 +302,7 @@ fn two_hosts_carry_a_vlan_over_af_xdp_with_finished_frames() {
     lab.serve();
     for reverse in ["", "-R", "-u -b 50M -l 1400"] {
         let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
-        lab.until("a stream", || lab.try_in("a", &client).is_ok());
+        wait_until("a stream", || lab.try_in("a", &client).is_ok());
     }
     for host in [&one, &two] {
         // The stacks send large segments with partial checksums. The switch cuts the segments and
@@ -370,10 +356,10 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
         host.tick(Nanos(now));
         shown(&host, "up").state
     };
-    lab.until("the loss is seen", || state() == "error");
+    wait_until("the loss is seen", || state() == "error");
     lab.run_in("wire", &veth(1500));
     lab.run_in("wire", "ip link set up1 up");
-    lab.until("it is attached again", || state() == "up");
+    wait_until("it is attached again", || state() == "up");
     host.shutdown().unwrap();
 }
 
@@ -436,7 +422,7 @@ fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
     // segments large.
     for reverse in ["", "-R"] {
         let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
-        lab.until("a TCP stream", || lab.try_in("a", &client).is_ok());
+        wait_until("a TCP stream", || lab.try_in("a", &client).is_ok());
     }
     assert_eq!(counter(&host, "b", "rx_errors"), 0);
     assert!(counter(&host, "b", "rx_bytes") > 10_000_000);

@@ -1,9 +1,7 @@
 //! A switch in the test's process, with one worker and vhost-user ports.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use penstock_dataplane::counters::{PortCounters, PortReading};
@@ -14,17 +12,9 @@ use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, Workers, spawn};
 use penstock_guest::driver::{self, DriverConfig, VirtioNet, VnetHdr};
-use penstock_testing::patience;
+pub use penstock_testing::wait_until as wait;
+use penstock_testing::{TempDir, patience, temp_dir};
 use penstock_units::{MacAddr, Nanos, PortId, Vid, WorkerId};
-
-/// Waits until `done` returns true. Panics after [`patience`].
-pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < patience(), "waited in vain: {what}");
-        std::thread::yield_now();
-    }
-}
 
 #[derive(Clone)]
 pub struct Port {
@@ -47,7 +37,7 @@ struct Attached {
 }
 
 pub struct Rig {
-    dir: PathBuf,
+    dir: TempDir,
     pub worker: WorkerHandle,
     ports: Vec<Option<Attached>>,
     generation: u64,
@@ -60,10 +50,6 @@ impl Rig {
     }
 
     pub fn on_core(ports: &[Port], core: Option<u32>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("penstock-rig-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
         let worker = spawn(WorkerConfig {
             id: WorkerId(0),
             core,
@@ -75,8 +61,13 @@ impl Rig {
             ..WorkerConfig::default()
         })
         .unwrap();
-        let mut rig =
-            Self { dir, worker, ports: Vec::new(), generation: 0, gone: PortReading::default() };
+        let mut rig = Self {
+            dir: temp_dir(),
+            worker,
+            ports: Vec::new(),
+            generation: 0,
+            gone: PortReading::default(),
+        };
         for (i, port) in ports.iter().enumerate() {
             rig.ports.push(None);
             rig.add(i, port);
@@ -223,7 +214,6 @@ impl Drop for Rig {
             port.vhost.stop();
         }
         let _ = self.worker.stop();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

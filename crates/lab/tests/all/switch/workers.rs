@@ -12,6 +12,7 @@ use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, Workers};
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
+use penstock_testing::{TempDir, temp_dir};
 use penstock_units::{Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::switch::rig::{announce, drain, flow_frame, frame, mac, receive, send, wait};
@@ -19,7 +20,7 @@ use crate::switch::rig::{announce, drain, flow_frame, frame, mac, receive, send,
 const PORTS: u16 = 2;
 
 struct Bed {
-    dir: PathBuf,
+    dir: TempDir,
     workers: Workers,
     ports: Vec<VhostUser>,
     counters: Vec<PortCounterSets>,
@@ -27,9 +28,7 @@ struct Bed {
 
 impl Bed {
     /// Starts two workers. Worker `n` serves port `n`.
-    fn start(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+    fn start() -> Self {
         let rate: TscRate = tsc::calibrate();
         let config = WorkerConfig {
             id: WorkerId(0),
@@ -42,7 +41,7 @@ impl Bed {
             ..WorkerConfig::default()
         };
         let workers = Workers::spawn(&config, &[None, None]).unwrap();
-        let mut bed = Self { dir, workers, ports: Vec::new(), counters: Vec::new() };
+        let mut bed = Self { dir: temp_dir(), workers, ports: Vec::new(), counters: Vec::new() };
         for n in 0..PORTS {
             let config = VhostUserConfig {
                 name: format!("vm{n}"),
@@ -104,13 +103,12 @@ impl Drop for Bed {
             let _ = self.workers.detach_port(PortId(n));
         }
         let _ = self.workers.stop();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 #[test]
 fn frames_of_all_sizes_cross_workers_whole() {
-    let bed = Bed::start("cross");
+    let bed = Bed::start();
     let (mut a, mut b) = bed.drivers();
     for n in 0..300 {
         let len = 60 + n as usize * 4;
@@ -136,7 +134,7 @@ impl Drop for Ended<'_> {
 fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
     const FRAMES: u32 = 30_000;
     const ON_THE_WAY: u32 = 100;
-    let bed = Bed::start("move");
+    let bed = Bed::start();
     let (mut a, mut b) = bed.drivers();
     let (end, mut moves) = (AtomicBool::new(false), 0);
     let (mut sent, mut next) = (0, 0);
@@ -185,7 +183,7 @@ fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
 
 #[test]
 fn a_driver_that_comes_back_finds_its_port_where_it_moved() {
-    let bed = Bed::start("back");
+    let bed = Bed::start();
     let (mut a, mut b) = bed.drivers();
     assert_eq!(bed.workers.move_port(PortId(0), 1, |_| WorkerId(1)).unwrap(), 1);
     assert_eq!(bed.workers.move_port(PortId(0), 1, |_| WorkerId(1)).unwrap(), 0, "it is there");

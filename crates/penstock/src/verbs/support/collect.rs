@@ -219,29 +219,10 @@ mod tests {
     use super::*;
 
     use std::os::unix::fs::symlink;
-    use std::path::PathBuf;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
-
-    /// A directory that is removed when it is dropped.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let name = format!("penstock-support-{name}-{}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use penstock_testing::temp_dir;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -251,8 +232,8 @@ mod tests {
 
     #[test]
     fn a_file_is_read_from_its_end() {
-        let scratch = Scratch::new("end");
-        let path = scratch.0.join("a.toml");
+        let scratch = temp_dir();
+        let path = scratch.join("a.toml");
         fs::write(&path, "password = 1234\nlast = 1\n").unwrap();
         assert_eq!(file(&path, Links::Refuse, 100).unwrap(), b"password = 1234\nlast = 1\n");
         // A line whose beginning is missing is left out.
@@ -266,15 +247,15 @@ mod tests {
 
     #[test]
     fn links_and_pipes_are_refused_without_waiting() {
-        let scratch = Scratch::new("links");
-        let (link, pipe) = (scratch.0.join("link.toml"), scratch.0.join("pipe.toml"));
+        let scratch = temp_dir();
+        let (link, pipe) = (scratch.join("link.toml"), scratch.join("pipe.toml"));
         symlink("/proc/version", &link).unwrap();
         mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         let refused =
             |path: &Path| file(path, Links::Refuse, 100).map(|_| ()).unwrap_err().to_string();
         assert_eq!(refused(&link), "is a symbolic link");
         assert_eq!(refused(&pipe), "is not a regular file");
-        assert_eq!(refused(&scratch.0), "is not a regular file");
+        assert_eq!(refused(&scratch), "is not a regular file");
         assert!(file(&link, Links::Follow, 100).is_ok());
     }
 

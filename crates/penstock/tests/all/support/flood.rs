@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::fstat;
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
+use penstock_testing::{TempDir, temp_dir};
 
-use crate::support::{self, Daemon, Scratch, await_some, await_true};
+use crate::support::{self, Daemon, await_some, await_true};
 
 /// Cycles per second that the worker may spend, enough for about ten thousand frames.
 pub const CAPACITY: u64 = 15_000_000;
@@ -34,13 +35,13 @@ const BURST: usize = 32;
 /// Descriptors of a ring: enough for a guest that loses its core for a while.
 const RING: u16 = 1024;
 
-fn objects(scratch: &Scratch, capacity: u64) -> String {
+fn objects(scratch: &TempDir, capacity: u64) -> String {
     // The first lines belong to `[worker]`, the last table of the text from `configuration`.
     let mut text = format!(
         "capacity = {capacity}\nschedule = \"hbs\"\n\n[[tenant]]\nname = \"red\"\nvlans = [100]\n"
     );
     for name in PORTS {
-        let socket = scratch.0.join(format!("{name}.sock"));
+        let socket = scratch.join(format!("{name}.sock"));
         let whose = if name == "up" { "link = \"1M\"\n" } else { "tenant = \"red\"\n" };
         text += &format!(
             "\n[[port]]\nname = \"{name}\"\nvhost-user.socket = {socket:?}\n\
@@ -95,14 +96,14 @@ pub struct Bed {
 impl Bed {
     pub fn start(capacity: u64, both: bool) -> Option<Self> {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let scratch = Scratch::new();
-        let text = support::configuration(&scratch.0, &objects(&scratch, capacity));
+        let scratch = temp_dir();
+        let text = support::configuration(&scratch, &objects(&scratch, capacity));
         // On a busy machine, a worker that sleeps wakes late and spends less than its capacity.
         let text = text.replace("idle_backoff_us = 1000", "idle_backoff_us = 0");
-        fs::write(scratch.0.join("host.toml"), text).unwrap();
+        fs::write(scratch.join("host.toml"), text).unwrap();
         let daemon = Daemon::start_in(scratch)?;
         let attach = |name: &str| {
-            let socket = daemon.scratch.0.join(format!("{name}.sock"));
+            let socket = daemon.scratch.join(format!("{name}.sock"));
             let mut config = DriverConfig::new(socket);
             (config.ring_size, config.hugepages) = (RING, false);
             config.wait = penstock_testing::patience();

@@ -9,36 +9,13 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_testing::patience;
+use penstock_testing::{TempDir, patience, temp_dir};
 
 /// Address of the daemon's pages in its own namespace.
 pub const PAGES: &str = "127.0.0.1:9753";
 pub const BINARY: &str = env!("CARGO_BIN_EXE_penstock");
-
-/// An empty directory, removed when dropped.
-#[derive(Debug)]
-pub struct Scratch(pub PathBuf);
-
-impl Scratch {
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("penstock-cli-{}-{number}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Polls until `look` returns a value. Panics with the text `what` if `look` returns no value
 /// within the time limit.
@@ -130,7 +107,7 @@ pub fn namespace_options() -> Option<&'static [&'static str]> {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    pub scratch: Scratch,
+    pub scratch: TempDir,
     manager: UnixDatagram,
     options: &'static [&'static str],
 }
@@ -139,32 +116,32 @@ impl Daemon {
     /// Starts a daemon with `objects` after `[host]` in its file, and waits until the daemon is
     /// ready. Returns `None` if this machine does not permit a network namespace.
     pub fn start(objects: &str) -> Option<Self> {
-        let scratch = Scratch::new();
-        fs::write(scratch.0.join("host.toml"), configuration(&scratch.0, objects)).unwrap();
+        let scratch = temp_dir();
+        fs::write(scratch.join("host.toml"), configuration(&scratch, objects)).unwrap();
         Self::start_in(scratch)
     }
 
     /// Starts a daemon in a directory that has a configuration.
-    pub fn start_in(scratch: Scratch) -> Option<Self> {
+    pub fn start_in(scratch: TempDir) -> Option<Self> {
         Self::start_after("true", scratch)
     }
 
     /// Like [`Self::start_in`]. Works like [`Self::start_in`], but a shell first runs the commands
     /// `setup` in the daemon's process.
-    pub fn start_after(setup: &str, scratch: Scratch) -> Option<Self> {
+    pub fn start_after(setup: &str, scratch: TempDir) -> Option<Self> {
         let options = namespace_options()?;
-        let notify = scratch.0.join("notify");
+        let notify = scratch.join("notify");
         let _ = fs::remove_file(&notify);
         let manager = UnixDatagram::bind(&notify).unwrap();
         manager.set_read_timeout(Some(patience())).unwrap();
-        let log = fs::File::create(scratch.0.join("log")).unwrap();
+        let log = fs::File::create(scratch.join("log")).unwrap();
         let child = Command::new("unshare")
             .args(options)
             // With `exec`, the child process becomes the daemon.
             .args(["--", "sh", "-c", &format!("ip link set lo up && {setup} && exec \"$@\"")])
             .args(["sh", BINARY])
             .args(["host", "run", "--log-format", "json", "--config"])
-            .arg(scratch.0.join("host.toml"))
+            .arg(scratch.join("host.toml"))
             .env("NOTIFY_SOCKET", &notify)
             .env_remove("PENSTOCK_SOCKET")
             .env_remove("RUST_LOG")
@@ -199,20 +176,20 @@ impl Daemon {
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(self.scratch.0.join("log")).unwrap()
+        fs::read_to_string(self.scratch.join("log")).unwrap()
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.scratch.0.join("host.sock")
+        self.scratch.join("host.sock")
     }
 
     pub fn config(&self) -> PathBuf {
-        self.scratch.0.join("host.toml")
+        self.scratch.join("host.toml")
     }
 
     /// Rewrites the configuration file with `objects` after `[host]`.
     pub fn write_config(&self, objects: &str) {
-        fs::write(self.config(), configuration(&self.scratch.0, objects)).unwrap();
+        fs::write(self.config(), configuration(&self.scratch, objects)).unwrap();
     }
 
     /// Runs the `penstock` command `line` against the daemon.
@@ -257,10 +234,10 @@ impl Daemon {
     }
 
     /// Kills the daemon and keeps its directory.
-    pub fn kill(mut self) -> Scratch {
+    pub fn kill(mut self) -> TempDir {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        std::mem::replace(&mut self.scratch, Scratch(PathBuf::from("/nonexistent")))
+        std::mem::replace(&mut self.scratch, temp_dir())
     }
 }
 

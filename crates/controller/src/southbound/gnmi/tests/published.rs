@@ -2,9 +2,10 @@
 //! program `yanglint`. The variable `PENSTOCK_YANG` names a folder, and the models are in its
 //! folder `openconfig`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use penstock_testing::temp_dir;
 use penstock_testing::yang::models;
 use serde_json::{Value, json};
 
@@ -21,33 +22,14 @@ const TYPES: &str = "module penstock-test-types {
 }
 ";
 
-/// Directory for the files of one test, which is removed after the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("penstock-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        std::fs::write(folder.join("penstock-test-types.yang"), TYPES).expect("writable");
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Returns the messages of `yanglint` about a document, or nothing if the document is valid.
-fn mistakes(models: &Path, folder: &Folder, document: &Value) -> String {
-    let file = folder.0.join("document.json");
+fn mistakes(models: &Path, folder: &Path, document: &Value) -> String {
+    let file = folder.join("document.json");
     std::fs::write(&file, document.to_string()).expect("writable");
     let mut yanglint = Command::new("yanglint");
     yanglint.args(["-t", "config", "-p"]).arg(models);
     yanglint.args(["openconfig-qos.yang", "openconfig-interfaces.yang"].map(|m| models.join(m)));
-    yanglint.arg(folder.0.join("penstock-test-types.yang")).arg(file);
+    yanglint.arg(folder.join("penstock-test-types.yang")).arg(file);
     let output = yanglint.output().expect("yanglint: install libyang2-tools, or scripts/setup.sh");
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -121,7 +103,8 @@ fn document(target: &Target, ports: &[&str]) -> Value {
 #[tokio::test]
 async fn all_entries_that_the_driver_writes_are_valid_by_the_published_models() {
     let Some(models) = models("openconfig") else { return };
-    let folder = Folder::new("published");
+    let folder = temp_dir();
+    std::fs::write(folder.join("penstock-test-types.yang"), TYPES).expect("writable");
     let ports = ["Ethernet1/1", "eth2"];
     for (weights, map) in [
         (vec![1, 100, 0, 3], vec![(8, 1), (46, 3)]),

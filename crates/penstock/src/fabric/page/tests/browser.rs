@@ -23,8 +23,8 @@ fn chromium() -> Option<PathBuf> {
 }
 
 /// Runs the browser with its own profile. Returns the browser's output and log.
-async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (String, String) {
-    let profile = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+async fn browse(program: &Path, args: &[String], url: &str) -> (String, String) {
+    let profile = penstock_testing::temp_dir();
     let fixed = [
         "--headless",
         "--no-sandbox",
@@ -45,7 +45,6 @@ async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (Stri
     command.args(fixed).args(args).arg(format!("--user-data-dir={}", profile.display())).arg(url);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let ran = tokio::time::timeout(LIMIT, command.output()).await;
-    let _ = std::fs::remove_dir_all(&profile);
     let out = ran.expect("chromium ends in time").unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&out.stdout), text(&out.stderr))
@@ -91,7 +90,7 @@ async fn operators_see_tenants_queues_and_reasons_and_nobody_else_is_asked() {
     let url = format!("http://{address}/#tenant=idle&node={}", "rack-1");
     let net_log = pictures().join("page-net.json");
     let args = ["--dump-dom".to_owned(), format!("--log-net-log={}", net_log.display())];
-    let (dom, log) = browse(&program, "dom", &args, &url).await;
+    let (dom, log) = browse(&program, &args, &url).await;
     assert_eq!(complaints(&log), Vec::<&str>::new());
     assert!(dom.contains("data-ready=\"yes\""), "{dom}\n{log}");
     let rows = part(&dom, "rows");
@@ -139,7 +138,7 @@ async fn pictures_of_the_page_can_be_looked_at() {
                 format!("--blink-settings=preferredColorScheme={scheme}"),
             ];
             let url = format!("http://{}/#tenant=web&node=rack-1", world.address);
-            let (_, log) = browse(&program, "picture", &args, &url).await;
+            let (_, log) = browse(&program, &args, &url).await;
             assert_eq!(complaints(&log), Vec::<&str>::new());
             let bytes = std::fs::metadata(&file).unwrap().len();
             assert!(bytes > 20_000, "{} is empty: {bytes} bytes", file.display());

@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use penstock_controller::Stamp;
@@ -23,6 +21,7 @@ use penstock_controller::wire::v1::{self, TomlText};
 use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{LinkSpec, NodeId, NodeSpec, Topology, TopologySpec};
+use penstock_testing::{TempDir, temp_dir};
 use penstock_units::{BitsPerSecond, Nanos};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -142,7 +141,7 @@ pub struct World {
     pub controller: Arc<Controller>,
     pub switches: Switches,
     store: Arc<dyn Store>,
-    folder: Option<PathBuf>,
+    _folder: Option<TempDir>,
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -151,14 +150,10 @@ impl World {
     /// Starts the controller, the agents and the page, and waits until the controller leads with
     /// all tenants.
     pub async fn start() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let at = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = format!("penstock-page-{}-{at}", std::process::id());
-        let folder = std::env::temp_dir().join(folder);
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = temp_dir();
         let store = Embedded::open(&folder.join("controller.redb")).await.unwrap();
         let mut world = Self::with("one", Arc::new(store), switches());
-        world.folder = Some(folder);
+        world._folder = Some(folder);
         let mut leading = world.controller.leading();
         let topology = topology();
         for server in topology.layer(0).map(|server| topology.name(server).to_string()) {
@@ -216,7 +211,7 @@ impl World {
         let address = listener.local_addr().unwrap();
         let served = super::serve(listener, Arc::clone(&controller), stopping);
         tasks.spawn(async move { served.await.unwrap() });
-        Self { address, controller, switches, store, folder: None, stop, tasks }
+        Self { address, controller, switches, store, _folder: None, stop, tasks }
     }
 
     /// Waits until the controller has completed `more` further control intervals.
@@ -252,14 +247,6 @@ impl World {
         let _ = tokio::time::timeout(Duration::from_secs(5), ended).await;
         let address = self.address;
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the page ended");
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
-            let _ = std::fs::remove_dir_all(folder);
-        }
     }
 }
 

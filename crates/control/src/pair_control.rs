@@ -82,7 +82,7 @@ impl PairControl {
     /// Creates the control of an uplink with the rate `link` in bits per second.
     #[must_use]
     pub const fn new(link: u64) -> Self {
-        let rates = RateSettings::spare(BitsPerSecond(link));
+        let rates = RateSettings::shared_queue(BitsPerSecond(link));
         let rates = HostRates::new(HostRatesSettings { rates, slack: SLACK });
         Self { rates, paces: BTreeMap::new(), last: None }
     }

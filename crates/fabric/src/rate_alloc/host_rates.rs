@@ -16,8 +16,8 @@
 //! - A pair without an answer has exactly its guarantee, which is the sender's part. With the first
 //!   answer, the pair gets the smaller of both hosts' parts.
 //! - A pair's rate grows only if the pair uses at least half of it. An idle application would
-//!   otherwise get a rate that nobody has tried. A rate of which less is used for
-//!   [`RateSettings::rest`] periods falls towards the guarantee.
+//!   otherwise get a rate that nobody has tried. A rate of which less is used falls towards the
+//!   guarantee.
 //! - If questions stay unanswered for [`SILENT_PERIODS`], the pair returns to its guarantee. Until
 //!   then, the pair keeps its rate.
 //! - A pair that sends nothing for [`IDLE_PERIODS`] is removed.
@@ -205,8 +205,6 @@ struct Sender {
     answered: u32,
     /// Periods in which a question stayed unanswered.
     silent: u32,
-    /// Periods in a row in which the pair used less than half of its rate.
-    rest: u32,
     idle: u32,
 }
 
@@ -426,7 +424,7 @@ impl Sender {
     const fn new(pair: LimitedPair, counters: &SentPair) -> Self {
         let SentPair { bytes, refused, .. } = *counters;
         let (answer, is_fresh, answered) = (None, false, 0);
-        Self { pair, bytes, refused, answer, is_fresh, answered, silent: 0, rest: 0, idle: 0 }
+        Self { pair, bytes, refused, answer, is_fresh, answered, silent: 0, idle: 0 }
     }
 
     /// Ends a period of the pair. Returns true if the pair is idle and should be removed.
@@ -450,8 +448,7 @@ impl Sender {
         if refused {
             self.pair.press();
         }
-        self.rest = if refused || rate.0 >= self.pair.rate().0 / 2 { 0 } else { self.rest.saturating_add(1) };
-        let uses = self.rest < settings.rest;
+        let uses = refused || rate.0 >= self.pair.rate().0 / 2;
         match self.news(counters) {
             News::Signal(signal) if !confined && (uses || signal.share() > 0) => {
                 self.pair.period_ends(now, signal, settings);

@@ -21,17 +21,15 @@
 //!
 //! # Approach
 //!
-//! `gain`, `cut`, `hold`, `step` and `quicken` are settings ([`RateSettings`]). Once per period,
-//! the rate R changes by these rules, but never exceeds the interface's rate:
+//! `gain`, `cut`, `hold` and `step` are settings ([`RateSettings`]). Once per period, the rate R
+//! changes by these rules, but never exceeds the interface's rate:
 //!
 //! - If frames were lost or marked (p > 0), `goal = R; R = max(B, R (1 - cut p'))`. If p is the
 //!   lost fraction of frames, p' is min(1, gain × p). If p is the marked fraction of frames, p' is
 //!   the moving average of p. After a reduction, R does not grow for the time `hold / w`.
 //! - If no frame was lost or marked (p = 0) and the time `hold / w` is over, the rate R grows by w
 //!   times `step`. If [`RateSettings::caution`] is set, the growth of the rate R is divided by R /
-//!   B. If `quicken` is not 0, the growth after n periods of growth is multiplied by 1 + n /
-//!   `quicken`. If R is below the goal, the rate R grows by at least an eighth of the distance to
-//!   the goal.
+//!   B. If R is below the goal, the rate R grows by at least an eighth of the distance to the goal.
 //!
 //! If R grows by an eighth of the distance to the goal, the growth does not depend on the pair's
 //! weight w. If growth towards the goal depended on w, a pair with a small weight would not reach
@@ -85,8 +83,6 @@ pub struct PairRate {
     goal: BitsPerSecond,
     marked: Parts,
     held_until: Nanos,
-    /// Periods of growth since the last loss or mark, or since the pair used its rate again.
-    grown: u32,
 }
 
 /// Smallest guarantee from which a pair's weight is computed. A pair with a smaller guarantee gets
@@ -98,7 +94,7 @@ impl PairRate {
     #[must_use]
     pub fn new(guarantee: BitsPerSecond, settings: &RateSettings) -> Self {
         let rate = guarantee.min(settings.most);
-        Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0), grown: 0 }
+        Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0) }
     }
 
     /// Returns the rate at which the pair may send now.
@@ -145,7 +141,6 @@ impl PairRate {
     pub fn fade(&mut self) {
         let above = self.rate.0.saturating_sub(self.guarantee.0);
         self.rate.0 -= above.div_ceil(16);
-        self.grown = 0;
     }
 
     fn weight(&self) -> u64 {
@@ -158,7 +153,6 @@ impl PairRate {
             Signal::Marked(_) => self.marked,
         };
         self.goal = self.rate;
-        self.grown = 0;
         let kept = u64::from(WHOLE) - scaled(u64::from(settings.cut), felt.into(), WHOLE.into());
         let rate = scaled(self.rate.0, kept, WHOLE.into());
         self.rate = BitsPerSecond(rate).max(self.guarantee);
@@ -171,11 +165,6 @@ impl PairRate {
         let mut step = scaled(settings.step.0, self.weight(), RateSettings::WEIGHT_ONE.0);
         if settings.caution && self.rate.0 > self.weight() {
             step = scaled(step, self.weight(), self.rate.0);
-        }
-        if settings.quicken > 0 {
-            let more = scaled(step, self.grown.into(), settings.quicken.into());
-            step = step.saturating_add(more);
-            self.grown = self.grown.saturating_add(1);
         }
         let growth = step.max(missing / 8).max(1);
         self.rate = BitsPerSecond(self.rate.0.saturating_add(growth));
@@ -235,77 +224,6 @@ mod tests {
         assert_eq!(start(Signal::Marked(WHOLE)), 375);
         assert_eq!(start(Signal::Lost(WHOLE)), 300);
         assert_eq!(start(Signal::Lost(WHOLE / 100)), 390);
-    }
-
-    #[test]
-    fn growth_quickens_until_the_next_loss() {
-        let settings = RateSettings::spare(BitsPerSecond(20_000 * MBIT));
-        let mut pair = PairRate::new(BitsPerSecond(100 * MBIT), &settings);
-        let mut now = Nanos(0);
-        let mut grows = |pair: &mut PairRate, share: Parts| {
-            now += settings.period;
-            let before = pair.rate().0;
-            pair.period_ends(now, Signal::Lost(share), &settings).0.saturating_sub(before)
-        };
-        let first: Vec<u64> = (0..81).map(|_| grows(&mut pair, 0)).collect();
-        assert_eq!((first[0], first[40], first[80]), (10 * MBIT, 20 * MBIT, 30 * MBIT));
-        for _ in 81..240 {
-            grows(&mut pair, 0);
-        }
-        assert!(pair.rate() > BitsPerSecond(9_000 * MBIT), "after 12 s: {}", pair.rate());
-        let grown = pair.rate();
-        // One of 1,000 frames is lost. The hold of 300 ms ends with the sixth period after.
-        assert_eq!(grows(&mut pair, WHOLE / 1_000), 0);
-        let cut = grown.0 - pair.rate().0;
-        assert!((grown.0 / 201..=grown.0 / 199).contains(&cut), "{cut} of {grown}");
-        for _ in 0..5 {
-            assert_eq!(grows(&mut pair, 0), 0);
-        }
-        assert_eq!(grows(&mut pair, 0), 10 * MBIT);
-        assert!(grows(&mut pair, 0) > 10 * MBIT);
-        pair.fade();
-        pair.goal = pair.rate;
-        assert_eq!(grows(&mut pair, 0), 10 * MBIT, "after a rest, growth begins slowly again");
-    }
-
-    /// Two pairs with guarantees of 6 Mbit/s always send at their rates through a queue of 50
-    /// Mbit/s, beside 12 Mbit/s of others. Frames of up to 24 ms wait in the queue, and the hosts
-    /// learn of losses one period late. Returns the lost part of all frames in 40 s in parts per
-    /// million, and the mean rate of both pairs together.
-    fn beside_others(settings: &RateSettings) -> (u64, u64) {
-        const LINK: u64 = 50 * MBIT;
-        let bits = |rate: u64| rate / 20;
-        let mut pairs = [PairRate::new(BitsPerSecond(6 * MBIT), settings); 2];
-        let (mut queue, mut known) = (0, 0);
-        let (mut sent, mut lost, mut rates) = (0, 0, 0);
-        for period in 1..=1_000 {
-            let rate: u64 = pairs.iter().map(|pair| pair.rate().0).sum();
-            let arriving = bits(rate + 12 * MBIT);
-            let left = (queue + arriving).saturating_sub(bits(LINK));
-            queue = left.min(LINK * 24 / 1_000);
-            let dropped = left - queue;
-            if period > 200 {
-                (sent, lost, rates) = (sent + arriving, lost + dropped, rates + rate);
-            }
-            let before = known;
-            known = Parts::try_from(dropped * u64::from(WHOLE) / arriving).unwrap();
-            let now = Nanos::from_millis(50 * period);
-            for pair in &mut pairs {
-                pair.period_ends(now, Signal::Lost(before), settings);
-            }
-        }
-        (lost * u64::from(WHOLE) / sent, rates / 800)
-    }
-
-    #[test]
-    fn pairs_above_their_guarantees_lose_few_frames_of_others() {
-        let link = BitsPerSecond(50 * MBIT);
-        let (lost, rate) = beside_others(&RateSettings::spare(link));
-        assert!(lost < 30_000, "{lost} of 1,000,000 lost");
-        assert!((33 * MBIT..38 * MBIT).contains(&rate), "{rate} of 38 Mbit/s");
-        // Pairs that grow fast send more than the link has.
-        let (lost, rate) = beside_others(&RateSettings::shared_queue(link));
-        assert!(lost > 80_000 && rate > 40 * MBIT, "{lost} of 1,000,000 lost at {rate}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Defines the periods, steps and margins of rate allocation.
 //!
 //! The right speed at which a pair takes and returns spare bandwidth depends on the other traffic
-//! in its queue. The functions [`RateSettings::cautious`], [`RateSettings::spare`] and
-//! [`RateSettings::shared_queue`] return settings for three kinds of traffic.
+//! in its queue. The functions [`RateSettings::cautious`] and [`RateSettings::shared_queue`] return
+//! settings for two kinds of traffic.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -29,12 +29,6 @@ pub struct RateSettings {
     pub hold_max: Nanos,
     /// True if the growth of a rate slows down as the rate rises above the guarantee.
     pub caution: bool,
-    /// Number of periods of growth in a row after which the growth per period has doubled; 0 if the
-    /// growth does not depend on the time since the last loss or mark.
-    pub quicken: u32,
-    /// Number of periods in a row without use after which a pair's rate falls instead of growing, at
-    /// least 1. In one period, a pair of 1 Mbit/s has room for four frames, and TCP may send one.
-    pub rest: u32,
     /// Fraction of a VM's guarantee that is not divided among pairs, so that guarantees alone never
     /// fill a link.
     pub head_room: Parts,
@@ -85,38 +79,14 @@ impl RateSettings {
             hold: Nanos::from_millis(50),
             hold_max: Nanos::from_secs(2),
             caution: true,
-            quicken: 0,
-            rest: 1,
             head_room: WHOLE / 10,
             most,
         }
     }
 
-    /// Returns settings for a shared queue in which the pairs of all tenants keep their guarantees,
-    /// also beside senders that do not slow down after losses.
-    ///
-    /// A full queue drops frames of TCP as well as frames of the pairs above their guarantees. TCP
-    /// with small windows keeps a rate only if few frames are lost. The hosts learn of losses one
-    /// to three periods later, and pairs that grow fast overload the queue in all of these periods.
-    /// After a loss, a rate therefore does not grow for 300 ms, and then by only a tenth of the
-    /// pair's guarantee per period. Without losses, it grows faster and faster, to about 100 times
-    /// the guarantee in 12 s. Pairs with guarantees above 1 Gbit/s wait for less than 300 ms.
-    #[must_use]
-    pub const fn spare(most: BitsPerSecond) -> Self {
-        Self {
-            step: BitsPerSecond(10_000_000),
-            loss_gain: 20,
-            hold: Nanos::from_secs(3),
-            hold_max: Nanos::from_millis(300),
-            quicken: 40,
-            rest: 4,
-            ..Self::shared_queue(most)
-        }
-    }
-
     /// Returns settings for the shared queue of a port on which other tenants have their own
     /// weighted queues. Pairs in the shared queue can take bandwidth only from other pairs in the
-    /// queue, so their rates may grow fast. TCP in the queue can fall below its guarantee.
+    /// queue, so their rates may grow fast.
     #[must_use]
     pub const fn shared_queue(most: BitsPerSecond) -> Self {
         Self {
@@ -160,9 +130,7 @@ mod tests {
 
     #[test]
     fn invalid_settings_are_refused_by_name() {
-        for good in
-            [RateSettings::cautious(NIC), RateSettings::spare(NIC), RateSettings::shared_queue(NIC)]
-        {
+        for good in [RateSettings::cautious(NIC), RateSettings::shared_queue(NIC)] {
             assert_eq!(good.checked(), Ok(good));
         }
         let base = RateSettings::cautious(NIC);

@@ -28,17 +28,15 @@ fn signal() -> impl Strategy<Value = Signal> {
 }
 
 fn settings() -> impl Strategy<Value = RateSettings> {
-    let numbers = (1..500 * MBIT, 0..=WHOLE, 0..100_u32, 0..500_u64, 0..50_u32);
-    let settings = |((step, cut, loss_gain, hold, quicken), caution)| RateSettings {
+    let numbers = (1..500 * MBIT, 0..=WHOLE, 0..100_u32, 0..500_u64);
+    (numbers, any::<bool>()).prop_map(|((step, cut, loss_gain, hold), caution)| RateSettings {
         step: BitsPerSecond(step),
         cut,
         loss_gain,
         hold: Nanos::from_millis(hold),
         caution,
-        quicken,
         ..RateSettings::cautious(NIC)
-    };
-    (numbers, any::<bool>()).prop_map(settings)
+    })
 }
 
 /// Fraction of frames, in parts per million, that a link of `capacity` loses at a load of

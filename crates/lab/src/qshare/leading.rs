@@ -17,12 +17,6 @@
 //!
 //! Before the simulation starts, the leader takes over the stored tenants, and runs one interval in
 //! which nobody sends. Elements do not fail before the simulation starts.
-//!
-//! # Departures
-//!
-//! Pairs in the shared queue grow as fast as [`RateSettings::shared_queue`] lets them. Hosts have
-//! [`RateSettings::spare`], which waits after a loss, because TCP in a real queue suffers from
-//! losses. Simulated flows do not: a simulated link divides its rate at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -306,7 +306,7 @@ fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
         host.set_fabric(&plan).unwrap();
         // One of red's two ports sends.
         assert_eq!(rate_after(&host, &table, 0, &mut now, 10), 10_000_000);
-        let rate = rate_after(&host, &table, 0, &mut now, 40);
+        let rate = rate_after(&host, &table, 0, &mut now, 20);
         assert!(rate > 50_000_000, "{rate}");
         host.set_fabric(&plan).unwrap();
         let same = rate_after(&host, &table, 0, &mut now, 1);

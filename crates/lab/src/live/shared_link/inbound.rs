@@ -28,6 +28,9 @@
 //! the station sent less than [`STEADY`] of the planned frames to a VM, or if the switch delivered
 //! nearly all frames ([`Passed::check`]).
 //!
+//! Segments leave at random times ([`GsoFlood`]), as in the simulation. The rates of the VMs are in
+//! small integer ratios, so with equal pauses the ring would lose the segments of one VM.
+//!
 //! # Load of the slow core
 //!
 //! How many frames the core delivers beside its refusals depends on the costs of both. One run with
@@ -200,17 +203,17 @@ impl Arrivals {
     }
 
     /// Sends `planned` frames per second to the VMs. The seed determines the order in which the
-    /// senders start.
+    /// senders start, and the times of their segments.
     fn run(&self, bed: &Bed, planned: &Rates, (secs, seed): (f64, u64)) -> anyhow::Result<Passed> {
         let open = |number: usize| deaf(self.stage.namespace(&vm(number))?, vec![DISCARD]);
         let _deaf = (0..VMS.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut floods = Vec::new();
-        for number in shuffled(VMS.len(), &mut Rng::new(seed)) {
+        let (mut floods, mut rng) = (Vec::new(), Rng::new(seed));
+        for number in shuffled(VMS.len(), &mut rng) {
             let bps = planned[number] * FRAME_BITS;
             if bps > 0.0 {
                 let netns = File::open(&self.netns).with_context(|| self.netns.clone())?;
-                let to = Plan::ip(number);
-                floods.push((number, GsoFlood::start(netns, bed.generator_core(), to, bps)?));
+                let (to, load) = (Plan::ip(number), (bps, rng.next_u64()));
+                floods.push((number, GsoFlood::start(netns, bed.generator_core(), to, load)?));
             }
         }
         self.stage.watch(SETTLE, STEP)?;

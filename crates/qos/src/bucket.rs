@@ -88,12 +88,6 @@ impl Bucket {
         }
     }
 
-    /// Returns the number of parts that the bucket can take until it is full.
-    pub(crate) fn room(&self) -> u64 {
-        // The depth and any debt together stay below 2^63.
-        (self.depth - self.level()).max(0).unsigned_abs()
-    }
-
     /// Returns half of the depth in parts, plus one part.
     pub(crate) const fn half(&self) -> i64 {
         self.depth / 2 + 1

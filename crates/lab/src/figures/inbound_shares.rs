@@ -264,20 +264,27 @@ fn rates(ctx: &Context<'_>, kind: Kind, offered: [f64; 3]) -> anyhow::Result<[f6
     Ok(bed.rates(ctx.scaled(LENGTH.0).max(LENGTH.1)))
 }
 
+/// Returns the part of each VM in all that is delivered, by weight. VMs of tenants with nothing in
+/// `offered` have no part.
+pub(crate) fn parts(offered: &[f64; 3]) -> [f64; 4] {
+    let busy = |tenant: usize| offered[tenant] > 0.0;
+    let weights: u64 = (0..TENANTS.len()).filter(|of| busy(*of)).map(|of| TENANTS[of]).sum();
+    VMS.map(|(tenant, weight)| {
+        if !busy(tenant) {
+            return 0.0;
+        }
+        let siblings = VMS.iter().filter(|(other, _)| *other == tenant);
+        let of_tenant: u64 = siblings.map(|(_, weight)| weight).sum();
+        float(TENANTS[tenant] * weight) / float(weights * of_tenant)
+    })
+}
+
 /// Returns the largest deviation of a VM's rate from its share by weight, in per cent of the
 /// latter. Tenants with nothing in `offered` have no share.
 pub(crate) fn share_error(rates: &[f64; 4], offered: &[f64; 3]) -> f64 {
     let all: f64 = rates.iter().sum();
-    let busy = |tenant: &usize| offered[*tenant] > 0.0;
-    let weights: u64 = (0..TENANTS.len()).filter(busy).map(|tenant| TENANTS[tenant]).sum();
-    let mut worst = 0.0_f64;
-    for (rate, (tenant, weight)) in rates.iter().zip(VMS).filter(|(_, (tenant, _))| busy(tenant)) {
-        let siblings = VMS.iter().filter(|(other, _)| *other == tenant);
-        let of_tenant: u64 = siblings.map(|(_, weight)| weight).sum();
-        let part = float(TENANTS[tenant] * weight) / float(weights * of_tenant);
-        worst = worst.max(100.0 * (rate / (all * part) - 1.0).abs());
-    }
-    worst
+    let due = rates.iter().zip(parts(offered)).filter(|(_, part)| *part > 0.0);
+    due.map(|(rate, part)| 100.0 * (rate / (all * part) - 1.0).abs()).fold(0.0, f64::max)
 }
 
 /// Draws the VMs' shares of the live form and of the simulated one.

@@ -6,6 +6,11 @@
 //! Between two segments, a flood gives up its core, also if the time is below a millisecond. If
 //! several floods on one core polled instead, each would have the core for some milliseconds, and
 //! would then send at once all segments that were due while the others had it.
+//!
+//! Each segment leaves at a random time of its interval. With equal pauses, the segments of floods
+//! with related rates would arrive in the same order again and again. A full ring would then lose
+//! mostly the segments of one flood (Floyd and Jacobson, "On Traffic Phase Effects in
+//! Packet-Switched Gateways", 1992).
 
 use std::fs::File;
 use std::io;
@@ -13,13 +18,14 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{setsockopt, sockopt};
 use penstock_guest::bed::pin;
 use penstock_guest::clock;
+use penstock_units::Rng;
 
 /// Payload bytes of a datagram. Its frame has 1,518 bytes, FCS included.
 const PAYLOAD: u16 = 1_472;
@@ -46,8 +52,14 @@ pub(crate) struct GsoFlood {
 }
 
 impl GsoFlood {
-    /// Starts a flood from a network namespace, on a core. `bps` counts the bits of the frames.
-    pub fn start(netns: File, core: u32, to: Ipv4Addr, bps: f64) -> anyhow::Result<Self> {
+    /// Starts a flood from a network namespace, on a core. `bps` counts the bits of the frames. The
+    /// seed determines the times of the segments.
+    pub fn start(
+        netns: File,
+        core: u32,
+        to: Ipv4Addr,
+        (bps, seed): (f64, u64),
+    ) -> anyhow::Result<Self> {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
         let bits = 8.0 * f64::from(DATAGRAMS) * f64::from(PAYLOAD + 46);
@@ -57,7 +69,8 @@ impl GsoFlood {
             pin(core)?;
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a flood's port")?;
             setsockopt(&socket, sockopt::UdpGsoSegment, &i32::from(PAYLOAD)).context("UDP GSO")?;
-            send(&socket, SocketAddrV4::new(to, DISCARD), interval, &own)
+            let times = Times { begin: clock::now(), interval, rng: Rng::new(seed) };
+            send(&socket, SocketAddrV4::new(to, DISCARD), times, &own)
         };
         Ok(Self { shared, thread: Some(std::thread::Builder::new().spawn(flood)?) })
     }
@@ -86,16 +99,35 @@ impl Drop for GsoFlood {
     }
 }
 
+/// Times of a flood's segments: a random time in each interval.
+#[derive(Debug)]
+struct Times {
+    begin: Instant,
+    interval: Duration,
+    rng: Rng,
+}
+
+impl Times {
+    fn next(&mut self) -> Instant {
+        let time = self.begin + self.interval.mul_f64(self.rng.unit());
+        self.begin += self.interval;
+        time
+    }
+}
+
 fn send(
     socket: &UdpSocket,
     to: SocketAddrV4,
-    interval: Duration,
+    mut times: Times,
     shared: &Shared,
 ) -> anyhow::Result<()> {
     let datagrams = vec![0x5a; usize::from(PAYLOAD) * usize::from(DATAGRAMS)];
     let start = clock::now();
-    let mut next = start;
     while !shared.stop.load(Relaxed) && clock::now() < start + LONGEST {
+        let wait = times.next().saturating_duration_since(clock::now());
+        if !wait.is_zero() {
+            clock::pause(wait);
+        }
         match socket.send_to(&datagrams, to) {
             Ok(_) => {
                 shared.sent.fetch_add(DATAGRAMS.into(), Relaxed);
@@ -105,11 +137,27 @@ fn send(
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
             Err(error) => return Err(error).context("sending large UDP segments"),
         }
-        next += interval;
-        let wait = next.saturating_duration_since(clock::now());
-        if !wait.is_zero() {
-            clock::pause(wait);
-        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floods_of_the_same_rate_keep_it_and_take_turns_in_no_fixed_order() {
+        let (begin, interval) = (clock::now(), Duration::from_millis(4));
+        let times = |seed| {
+            let mut times = Times { begin, interval, rng: Rng::new(seed) };
+            (0..1_000).map(|_| times.next()).collect::<Vec<Instant>>()
+        };
+        let (one, other) = (times(1), times(2));
+        for (n, time) in (0_u32..).zip(&one) {
+            let slot = begin + n * interval;
+            assert!((slot..slot + interval).contains(time), "{n}");
+        }
+        let first = one.iter().zip(&other).filter(|(one, other)| one < other).count();
+        assert!((400..600).contains(&first), "{first} of 1,000");
+    }
 }

@@ -462,7 +462,8 @@ fn gso_flood(
     let (from, to, place) = kind.way();
     let limit = f64::from(GSO_MBPS) * 1e6;
     let netns = stage.namespace(from)?;
-    let flood = GsoFlood::start(netns, bed.generator_core(), Plan::ip(place), 2.0 * limit)?;
+    let load = (2.0 * limit, 0);
+    let flood = GsoFlood::start(netns, bed.generator_core(), Plan::ip(place), load)?;
     stage.watch(SETTLE, STEP)?;
     let readings = stage.watch(secs, STEP)?;
     flood.end()?;

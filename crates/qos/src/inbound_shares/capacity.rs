@@ -55,6 +55,12 @@
 //! core like refused frames. A lower estimate refuses none of them, because their VM gets its
 //! tokens back. So a flood to such a VM does not lower the estimate for the others.
 //!
+//! # Work
+//!
+//! A core may become slower, or pause, at any time, and the estimate follows late. While frames
+//! wait, the refills therefore count *work* instead of time ([`work`], [`Capacity::time_of`]). The
+//! work of a batch is about the same on a slow core, but it takes longer.
+//!
 //! # Departures
 //!
 //! RFC 8289 measures waiting time. A port of the switch knows only how many frames wait.
@@ -88,6 +94,13 @@ const MEAN: u32 = 4;
 const DELIVERED: u64 = 2;
 const COPIED: u64 = 1_024;
 
+/// Returns the work of a batch with delivered frames of the size `passed` and `refused` refused
+/// ones, in costs of a refused frame.
+pub(super) fn work(passed: Size, refused: u32) -> u64 {
+    let copies = u64::from(passed.bytes) / COPIED;
+    DELIVERED * u64::from(passed.frames) + copies + u64::from(refused)
+}
+
 /// Whether an interval is over in which `batches` batches ran, and `backlog` frames waited behind
 /// each of them. `was_away` is true if the worker had lost its core for a time, which says nothing
 /// about the core's speed.
@@ -112,6 +125,8 @@ pub(super) struct Interval {
     pub refused: u32,
     /// Number of frames that passed and were then lost.
     pub lost: u32,
+    /// Sum of the [`work`] of all batches.
+    pub work: u64,
 }
 
 /// Delivered bytes and time of the last intervals. Earlier intervals have smaller weights.
@@ -121,10 +136,23 @@ struct Delivered {
     nanos: u64,
 }
 
+/// Time and work of the last intervals in which frames waited, with the same weights. The core had
+/// no idle time in them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busy {
+    nanos: u64,
+    work: u64,
+}
+
+/// Adds a value to a weighted sum.
+fn add(sum: &mut u64, value: u64) {
+    *sum = *sum - (*sum >> MEAN) + value;
+}
+
 impl Delivered {
     fn add(&mut self, seen: &Interval) {
-        self.bytes = self.bytes - (self.bytes >> MEAN) + u64::from(seen.passed.bytes);
-        self.nanos = self.nanos - (self.nanos >> MEAN) + seen.elapsed.0;
+        add(&mut self.bytes, seen.passed.bytes.into());
+        add(&mut self.nanos, seen.elapsed.0);
     }
 
     /// Returns the delivered rate in bits per second.
@@ -144,6 +172,7 @@ pub(super) struct Capacity {
     /// [`Interval::backlog`] of the last interval.
     backlog: u32,
     delivered: Delivered,
+    busy: Busy,
     /// Number of intervals since a frame was refused.
     calm: u32,
     /// Whether the core was slower than what arrived, in the last interval that says it.
@@ -152,8 +181,8 @@ pub(super) struct Capacity {
 
 impl Capacity {
     pub fn new(ceiling: u64) -> Self {
-        let delivered = Delivered::default();
-        Self { rate: ceiling, ceiling, backlog: 0, delivered, calm: 0, is_slow: false }
+        let (delivered, busy) = (Delivered::default(), Busy::default());
+        Self { rate: ceiling, ceiling, backlog: 0, delivered, busy, calm: 0, is_slow: false }
     }
 
     /// Returns a capacity for another link, which begins with the estimate of `old`.
@@ -173,6 +202,13 @@ impl Capacity {
         self.rate < self.ceiling
     }
 
+    /// Returns the time that the core usually takes for `work`. Returns `None` if that is unknown.
+    pub fn time_of(&self, work: u64) -> Option<Nanos> {
+        let Busy { nanos, work: all } = self.busy;
+        let time = (u128::from(work) * u128::from(nanos)).checked_div(all.into())?;
+        Some(Nanos(u64::try_from(time).unwrap_or(u64::MAX)))
+    }
+
     /// Adapts the estimate to the counts of an interval. Returns true if the core is slower than
     /// what arrives.
     pub fn adapt(&mut self, seen: &Interval) -> bool {
@@ -184,6 +220,10 @@ impl Capacity {
         }
         self.is_slow = waits;
         self.delivered.add(seen);
+        if waits {
+            add(&mut self.busy.nanos, seen.elapsed.0);
+            add(&mut self.busy.work, seen.work);
+        }
         self.calm = if seen.refused == 0 { self.calm.saturating_add(1) } else { 0 };
         if !waits && self.calm >= CALM {
             self.grow(GROW_FREELY);
@@ -219,9 +259,7 @@ impl Capacity {
 
 /// Whether refused and lost frames cost more than delivered ones.
 fn refusals_cost_most(seen: &Interval) -> bool {
-    let copies = u64::from(seen.passed.bytes) / COPIED;
-    let delivery = DELIVERED * u64::from(seen.passed.frames) + copies;
-    u64::from(seen.refused) + u64::from(seen.lost) > delivery
+    u64::from(seen.refused) + u64::from(seen.lost) > work(seen.passed, 0)
 }
 
 #[cfg(test)]
@@ -235,8 +273,16 @@ mod tests {
     fn interval(backlog: u32, bits: u64, refused: u32) -> Interval {
         let bytes = u32::try_from(bits / 8_000).unwrap();
         let passed = Size { bytes, frames: bytes / 1_538 };
-        let elapsed = INTERVAL;
-        Interval { elapsed, batches: 20, backlog, left: true, passed, refused, lost: 0 }
+        Interval {
+            elapsed: INTERVAL,
+            batches: 20,
+            backlog,
+            left: true,
+            passed,
+            refused,
+            lost: 0,
+            work: work(passed, refused),
+        }
     }
 
     #[test]
@@ -297,6 +343,23 @@ mod tests {
         let mut capacity = Capacity::new(LINK);
         (0..40).for_each(|_| assert!(capacity.adapt(&interval(900, 3_000_000_000, 100))));
         capacity
+    }
+
+    #[test]
+    fn work_takes_the_usual_time_of_the_busy_core() {
+        assert_eq!(Capacity::new(LINK).time_of(100), None, "nothing is known");
+        let mut capacity = slow();
+        let of_ms = interval(900, 3_000_000_000, 100).work;
+        let near = |capacity: &Capacity| {
+            let found = capacity.time_of(of_ms / 2).unwrap().0;
+            assert!((498_000..=502_000).contains(&found), "{found} ns");
+        };
+        near(&capacity);
+        // A pause, and time in which the core waits for frames.
+        let pause = Interval { elapsed: Nanos::from_millis(50), ..interval(900, 1_000_000, 0) };
+        capacity.adapt(&pause);
+        capacity.adapt(&interval(0, 1_000_000, 0));
+        near(&capacity);
     }
 
     #[test]

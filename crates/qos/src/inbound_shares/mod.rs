@@ -57,7 +57,8 @@
 //!
 //! In any time t, a VM gets no more than the depth of its bucket and of the spare bucket, a frame
 //! per worker, and its share of t. The bucket of a VM holds [`SHARE_TIME`] of its share, and at
-//! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate.
+//! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate. While the
+//! core is the limit, the bucket of a VM holds at least its share of [`SLOW_DEPTH`].
 //!
 //! With more than [`FEW`] VMs, the least depths are smaller: those of all VMs that receive nothing
 //! add up to those of [`FEW`] VMs, and so do those of all VMs that receive. A frame passes if the
@@ -71,9 +72,16 @@
 //! more than their shares. If several workers receive from the input, only a pause of all of them
 //! counts.
 //!
-//! If the core is the limit and frames waited before the pause, a refill adds the tokens of at most
-//! [`SHARE_TIME`], and at least two large segments. The core delivered nothing in the pause, so
-//! more tokens would fill all buckets, and each VM would then get what arrives for it.
+//! # A slow core
+//!
+//! While the core is the limit and frames wait, a refill adds the tokens of the work since the last
+//! refill: those of the time that the core usually takes for as much work. A core that pauses, or
+//! becomes slower, delivers less at once, but its estimated rate follows after many batches. The
+//! tokens of the time would meanwhile fill all buckets, and each VM would get what arrives for it.
+//!
+//! The ring loses a part of the frames, often most packets of a large segment. A VM that receives
+//! little more than its share then has times without frames. Its bucket must not become full in
+//! such a time, because other VMs would get its tokens, so buckets are deeper on a slow core.
 //!
 //! # Departures
 //!
@@ -97,7 +105,7 @@ use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN, SEGMENT, Size};
-use capacity::{Capacity, Interval};
+use capacity::{Capacity, Interval, work};
 use water_fill::{Taker, water_fill};
 
 /// Time of a VM's share that its bucket holds, and time of the input's rate that the spare bucket
@@ -105,6 +113,9 @@ use water_fill::{Taker, water_fill};
 pub const SHARE_TIME: Nanos = Nanos::from_millis(4);
 /// Least time between two early drops of frames to a VM. TCP needs a round trip to react.
 pub const EARLY_GAP: Nanos = Nanos::from_millis(10);
+/// Depth in bytes of which the bucket of a VM holds at least the VM's share while the core is the
+/// limit: twelve large segments.
+pub const SLOW_DEPTH: u32 = 12 * SEGMENT.bytes;
 /// Number of VMs with the full least depth. More VMs divide the least depths of so many.
 pub const FEW: usize = 16;
 /// Longest absence of a worker whose tokens the spare bucket gets.
@@ -166,6 +177,8 @@ struct Account {
     half: AtomicI64,
     /// Parts that the bucket may always hold: [`SHARE_TIME`] of the VM's share.
     own: i64,
+    /// Parts that the bucket may hold while the core is the limit.
+    slow: i64,
     /// Time in ns at which the next early drop is allowed.
     early: AtomicU64,
 }
@@ -173,6 +186,8 @@ struct Account {
 /// Counts since the last change of the estimated rate.
 #[derive(Debug)]
 struct Counts {
+    /// Work since the last refill.
+    work: AtomicU64,
     batches: AtomicU32,
     bytes: AtomicU64,
     frames: AtomicU64,
@@ -192,6 +207,8 @@ struct State {
     adapted: Nanos,
     /// Tokens that rounding left.
     carry: u64,
+    /// Work since the last change of the estimated rate, up to the last refill.
+    worked: u64,
     /// Whether frames were refused before the last change of the estimated rate.
     refused: bool,
     /// Whether a VM had tokens left since the last change of the estimated rate.
@@ -247,11 +264,13 @@ impl InboundShares {
         let idle = share_of(in_parts(least), members.len());
         let account = |part: u64| {
             let own = bytes_in(part, SHARE_TIME);
-            let bucket = Bucket::new(own.max(least).min(DEPTH_MAX), PARTS_OF_BYTE);
-            let own = in_parts(own);
+            let slow = own.max(bytes_of(SLOW_DEPTH, (part, rate.0)));
+            let bucket = Bucket::new(slow.max(least).min(DEPTH_MAX), PARTS_OF_BYTE);
+            let (own, slow) = (in_parts(own), in_parts(slow));
             let most = own.max(idle);
             bucket.lower_to(most);
-            Account { bucket, half: AtomicI64::new(half(most)), own, early: AtomicU64::new(0) }
+            let half = AtomicI64::new(half(most));
+            Account { bucket, half, own, slow, early: AtomicU64::new(0) }
         };
         let accounts: Box<[Account]> =
             parts(rate.0, &members, &tenants).into_iter().map(account).collect();
@@ -259,6 +278,7 @@ impl InboundShares {
             at: Nanos::ZERO,
             adapted: Nanos::ZERO,
             carry: 0,
+            worked: 0,
             refused: false,
             left: false,
             left_until: vec![Nanos::ZERO; members.len()].into_boxed_slice(),
@@ -348,9 +368,12 @@ impl InboundShares {
         let elapsed = now.saturating_sub(state.adapted);
         let was_away = state.at > Nanos::ZERO && now.saturating_sub(state.at) > SHARE_TIME;
         let (batches, backlog) = self.counts.shown();
+        let work = self.counts.work.swap(0, Ordering::Relaxed);
+        state.worked = state.worked.saturating_add(work);
         if capacity::is_over(elapsed, (batches, backlog), was_away) {
             let left = core::mem::take(&mut state.left);
-            let seen = Interval { left, ..self.counts.take(elapsed) };
+            let work = core::mem::take(&mut state.worked);
+            let seen = Interval { left, work, ..self.counts.take(elapsed) };
             if was_away && !state.refused && seen.refused == 0 {
                 state.late_until = now + CATCH_UP;
             }
@@ -360,7 +383,7 @@ impl InboundShares {
                 self.spare.lower_to(0);
             }
         }
-        self.give(&mut state, now, backlog > capacity::BACKLOG);
+        self.give(&mut state, now, (backlog > capacity::BACKLOG).then_some(work));
         if now >= state.late_until {
             self.spare.lower_to(self.spare_usual);
         }
@@ -387,14 +410,9 @@ impl InboundShares {
     }
 
     /// Sets the room of each VM, and returns the tokens of buckets that hold more than they may.
-    fn make_room(&self, state: &mut State) -> u64 {
+    /// `slow` is true if the core is the limit.
+    fn make_room(&self, state: &mut State, slow: bool) -> u64 {
         let (vms, levels) = (&mut state.vms, &*state.levels);
-        if self.accounts.len() <= FEW {
-            for (vm, account) in vms.iter_mut().zip(self.accounts.iter()) {
-                vm.room = account.bucket.room();
-            }
-            return 0;
-        }
         let accounts = || self.accounts.iter().zip(levels.iter());
         // A VM in debt waits for tokens, even if all its frames were refused.
         let receives = |level: i64, before: i64| level < before || level <= 0;
@@ -403,7 +421,8 @@ impl InboundShares {
         let mut back = 0_u64;
         for ((account, before), vm) in accounts().zip(vms.iter_mut()) {
             let level = account.bucket.level();
-            let most = account.own.max(if receives(level, *before) { busy } else { idle });
+            let own = if slow { account.slow } else { account.own };
+            let most = own.max(if receives(level, *before) { busy } else { idle });
             account.half.store(half(most), Ordering::Relaxed);
             vm.room = (most - level).max(0).unsigned_abs();
             if level > most {
@@ -414,20 +433,18 @@ impl InboundShares {
         back
     }
 
-    /// Adds the tokens that the input earned since the last refill. `waits` is true if frames
-    /// waited behind each batch since the last change of the estimated rate.
-    fn give(&self, state: &mut State, now: Nanos, waits: bool) {
+    /// Adds the tokens that the input earned since the last refill. `work` is the work since then,
+    /// if frames waited behind each batch since the last change of the estimated rate.
+    fn give(&self, state: &mut State, now: Nanos, work: Option<u64>) {
         let elapsed = now.saturating_sub(state.at);
         state.at = state.at.max(now);
         self.note_left(state, now);
-        let back = self.make_room(state);
+        let slow = state.capacity.is_below_link();
+        let back = self.make_room(state, slow);
         let State { carry, capacity, vms, tenants, levels, .. } = state;
+        let usual = work.filter(|_| slow).and_then(|work| capacity.time_of(work));
         // A rate of R bits per second earns R parts per nanosecond.
-        let mut earned = capacity.rate().saturating_mul(elapsed.0);
-        if waits && capacity.is_below_link() {
-            let most = bytes_in(capacity.rate(), SHARE_TIME).max(DEPTH_MIN);
-            earned = earned.min(in_parts(most).unsigned_abs());
-        }
+        let earned = capacity.rate().saturating_mul(usual.unwrap_or(elapsed).0);
         let earned = earned.saturating_add(*carry).saturating_add(back);
         for (tenant, span) in tenants.iter_mut().zip(self.tenants.iter()) {
             tenant.room = vms[span.clone()].iter().fold(0, |sum, vm| vm.room.saturating_add(sum));
@@ -513,6 +530,7 @@ impl InboundShares {
     /// that a backlog of 32 is one batch.
     pub fn note(&self, queue: usize, backlog: usize, load: BatchLoad) {
         let Counts { batches, bytes, frames, refused, backlogs, .. } = &self.counts;
+        self.counts.work.fetch_add(work(load.passed, load.refused), Ordering::Relaxed);
         if let Some(least) = backlogs.get(queue) {
             let backlog = u32::try_from(backlog).unwrap_or(u32::MAX).min(u32::MAX - 1);
             least.fetch_min(backlog, Ordering::Relaxed);
@@ -537,6 +555,7 @@ impl InboundShares {
 impl Counts {
     fn new() -> Self {
         Self {
+            work: AtomicU64::new(0),
             batches: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
@@ -630,6 +649,12 @@ fn share_of(least: i64, vms: usize) -> i64 {
 /// Returns the level from which frames pass without a signal, in parts. The bucket may hold `most`.
 const fn half(most: i64) -> i64 {
     most / 2 + 1
+}
+
+/// Returns the part `part` of `all` of `bytes`. Both rates are in bits per second.
+fn bytes_of(bytes: u32, (part, all): (u64, u64)) -> u32 {
+    let bytes = u128::from(bytes) * u128::from(part) / u128::from(all.max(1));
+    u32::try_from(bytes).unwrap_or(DEPTH_MAX)
 }
 
 fn in_parts(bytes: u32) -> i64 {

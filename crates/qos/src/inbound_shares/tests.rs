@@ -1,3 +1,7 @@
+use std::collections::VecDeque;
+
+use penstock_units::Rng;
+
 use super::*;
 
 const RATE: BitsPerSecond = BitsPerSecond(900_000_000);
@@ -320,8 +324,119 @@ fn a_pause_of_a_slow_core_does_not_fill_the_buckets() {
     now += Nanos::from_millis(50);
     shares.refill(now);
     let gained = levels() - before;
-    let most = bytes_in(shares.rate().0, SHARE_TIME).max(DEPTH_MIN) + FRAME;
-    assert!((1..=in_parts(most)).contains(&gained), "{gained} parts");
+    // One batch of 32 frames ran since the refill before.
+    assert!((1..=in_parts(40 * FRAME)).contains(&gained), "{gained} parts");
+}
+
+/// Frames for the VMs of four ports arrive in segments at a ring, from which a slow core takes
+/// them.
+struct SlowCore {
+    shares: InboundShares,
+    rng: Rng,
+    now: Nanos,
+    ring: VecDeque<u16>,
+    /// Time between two segments for each port, and the time of the next one, in ns.
+    streams: [(u64, u64); 4],
+    /// Frames that passed, by port.
+    passed: [u64; 4],
+}
+
+impl SlowCore {
+    const RING: usize = 2_048;
+    const PACKETS: usize = 40;
+
+    /// `arrivals` has the frames per second for each port.
+    fn new(arrivals: [u64; 4]) -> Self {
+        let now = Nanos::from_secs(1);
+        let stream = |rate: u64| (Self::PACKETS as u64 * 1_000_000_000 / rate, now.0);
+        Self {
+            shares: InboundShares::new(RATE, &members()),
+            rng: Rng::new(1),
+            now,
+            ring: VecDeque::new(),
+            streams: arrivals.map(stream),
+            passed: [0; 4],
+        }
+    }
+
+    /// Lets all segments arrive that are due. A frame that finds the ring full is lost.
+    fn arrive(&mut self) {
+        let Self { rng, now, ring, streams, .. } = self;
+        loop {
+            let due = (0_u16..).zip(streams.iter_mut()).filter(|(_, (_, next))| *next <= now.0);
+            let Some((port, (gap, next))) = due.min_by_key(|(_, (_, next))| *next) else { return };
+            *next += *gap / 2 + rng.below(*gap);
+            let room = Self::RING - ring.len();
+            ring.extend(std::iter::repeat_n(port, room.min(Self::PACKETS)));
+        }
+    }
+
+    /// Runs batches for `time`. A refused frame takes `look` ns, and a delivered one 2.2 times as
+    /// long.
+    fn run(&mut self, time: Nanos, look: u64) {
+        let until = self.now + time;
+        while self.now < until {
+            self.arrive();
+            self.shares.refill(self.now);
+            let mut load = BatchLoad::default();
+            for port in self.ring.drain(..self.ring.len().min(32)) {
+                if self.shares.arrive(port, FRAME) == Admission::Refuse {
+                    load.refused += 1;
+                } else {
+                    load.passed += Size { bytes: FRAME, frames: 1 };
+                    self.passed[usize::from(port)] += 1;
+                }
+            }
+            self.shares.note(0, self.ring.len(), load);
+            let cost = 10 * load.refused + 22 * load.passed.frames;
+            self.now += Nanos(u64::from(cost.max(10)) * look / 10);
+        }
+    }
+}
+
+/// Each VM receives more than its share, but the ring loses a third of its frames or more.
+#[test]
+fn a_slow_core_keeps_the_shares_if_its_speed_changes() {
+    for looks in [[15_000, 30_000], [23_000, 23_000]] {
+        let mut core = SlowCore::new([10_600, 8_600, 19_900, 8_600]);
+        let mut run = |times: u32| {
+            for look in (0..times).flat_map(|_| looks) {
+                core.run(Nanos::from_millis(200), look);
+            }
+            core.passed
+        };
+        let (before, after) = (run(3), run(15));
+        let got: Vec<u64> =
+            after.iter().zip(before).map(|(after, before)| after - before).collect();
+        let all: u64 = got.iter().sum();
+        for (got, due) in got.iter().zip([9, 5, 3, 10]) {
+            let due = all * due / 27;
+            assert!(got.abs_diff(due) * 80 < due, "{looks:?}: {got}, due {due}");
+        }
+    }
+}
+
+#[test]
+fn buckets_are_deeper_only_while_the_core_is_the_limit() {
+    let shares = InboundShares::new(RATE, &members());
+    let level = || shares.account(3).unwrap().bucket.level();
+    let usual = level();
+    let slow = in_parts(SLOW_DEPTH) * 10 / 27;
+    assert!(usual < slow * 9 / 10);
+    // The VM of port 3 receives nothing, and frames for the others wait all the time.
+    let mut now = Nanos::from_secs(1);
+    let mut batch = |backlog, refused| {
+        now += Nanos::from_micros(600);
+        shares.refill(now);
+        let frames = if backlog > 0 { 30 } else { 1 };
+        let _ = shares.arrive(2, FRAME);
+        let passed = Size { bytes: frames * FRAME, frames };
+        shares.note(0, backlog, BatchLoad { passed, refused });
+    };
+    (0..2_000).for_each(|_| batch(500, 2));
+    assert!(level() > slow * 9 / 10, "{} of {slow}", level());
+    (0..2_000).for_each(|_| batch(0, 0));
+    assert!(level() <= usual, "{} of {usual}", level());
 }
 
 #[test]

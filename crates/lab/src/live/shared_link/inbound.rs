@@ -24,15 +24,24 @@
 //! The station and all receivers use one core. If that core were full, the station would send less
 //! than planned, its senders would send in turn for milliseconds, and the more the switch delivers,
 //! the less would arrive. A run would then show how the kernel divides the station's core. The slow
-//! core is therefore so slow that the station needs a small part of its own core. Each run fails if
-//! the station sent less than [`STEADY`] of the planned frames to a VM, or if the switch delivered
-//! nearly all frames ([`Passed::check`]).
+//! core is therefore so slow that the station needs a small part of its own core. A run in which
+//! the station sent less than [`STEADY`] of the planned frames to a VM says nothing. It is
+//! repeated, and fails after [`TRIES`] times. A run also fails if the switch delivered nearly all
+//! frames ([`Passed::check_limit`]).
+//!
+//! Segments leave at random times ([`GsoFlood`]), as in the simulation. The rates of the VMs are in
+//! small integer ratios, so with equal pauses the ring would lose the segments of one VM.
 //!
 //! # Load of the slow core
 //!
 //! How many frames the core delivers beside its refusals depends on the costs of both. One run with
 //! shares measures the costs ([`overload`]), and the other runs then offer so many frames that each
 //! VM receives more than its share.
+//!
+//! The speed of the core may change between the runs. So the notes of a run have the frames that
+//! the switch took from the ring: the delivered and the dropped ones. They also have the lowest
+//! number of frames that it took for a VM, per frame that is due to the VM. If this is below 1, the
+//! ring lost too many frames of the VM, and the switch refused too few of the others.
 //!
 //! # Departures
 //!
@@ -55,7 +64,7 @@ use super::calm::Calm;
 use super::flood::deaf;
 use super::traffic::shuffled;
 use crate::evidence::{Claim, Outcome};
-use crate::figures::inbound_shares::{OFFERED, TENANTS, VMS, share_error};
+use crate::figures::inbound_shares::{OFFERED, TENANTS, VMS, parts, share_error};
 use crate::rig::plan::{AllTo, Plan, Vm};
 use crate::rig::stats::to_f64;
 use crate::rig::through::{Outside, STATION, uplink};
@@ -85,6 +94,8 @@ const CORE_PART: f64 = 0.04;
 const PROBE_PART: f64 = 0.01;
 /// Least part of the planned frames that the station must send to each VM.
 const STEADY: f64 = 0.95;
+/// Number of attempts of a run until the station sends the planned frames.
+const TRIES: u32 = 3;
 /// Largest part of the sent frames that may be delivered if the link or the core is the limit.
 const LIMITED: f64 = 0.95;
 /// Part of the rate to which the arrivals of [`OFFERED`] relate in the runs of *link*.
@@ -98,7 +109,7 @@ const STEP: Duration = Duration::from_millis(250);
 /// Seconds before a measurement. The buckets of all overloaded VMs are empty then.
 const SETTLE: f64 = 1.0;
 /// Seconds of a measurement of a worker's speed.
-const SPEED_SECS: f64 = 0.8;
+const SPEED_SECS: f64 = 2.0;
 /// Number of TCP streams to a VM, and their round trip in microseconds.
 const STREAMS: &str = "8";
 const ROUND_TRIP_US: u32 = 10_000;
@@ -124,6 +135,8 @@ type Rates = [f64; VMS.len()];
 struct Passed {
     /// What the station sent.
     sent: Rates,
+    /// What the switch took from the ring.
+    taken: Rates,
     /// What the switch delivered.
     delivered: Rates,
 }
@@ -142,10 +155,8 @@ impl Passed {
         Ok(())
     }
 
-    /// Returns an error unless the station sent what was `planned`, and the switch could not
-    /// deliver it.
-    fn check(&self, planned: &Rates) -> anyhow::Result<()> {
-        self.check_station(planned)?;
+    /// Returns an error if the switch delivered nearly all frames.
+    fn check_limit(&self) -> anyhow::Result<()> {
         let (sent, delivered) = (sum(&self.sent), sum(&self.delivered));
         anyhow::ensure!(
             delivered <= LIMITED * sent,
@@ -153,6 +164,14 @@ impl Passed {
              the limit"
         );
         Ok(())
+    }
+
+    /// Returns the lowest number of frames that the switch took for a VM, per frame that is due to
+    /// the VM.
+    fn least_taken(&self, offered: &[f64; TENANTS.len()]) -> f64 {
+        let all = sum(&self.delivered);
+        let due = self.taken.iter().zip(parts(offered)).filter(|(_, part)| *part > 0.0);
+        due.map(|(taken, part)| taken / (all * part)).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -200,17 +219,30 @@ impl Arrivals {
     }
 
     /// Sends `planned` frames per second to the VMs. The seed determines the order in which the
-    /// senders start.
-    fn run(&self, bed: &Bed, planned: &Rates, (secs, seed): (f64, u64)) -> anyhow::Result<Passed> {
+    /// senders start, and the times of their segments. Repeats a run in which the station sent
+    /// less.
+    fn run(&self, bed: &Bed, planned: &Rates, times: (f64, u64)) -> anyhow::Result<Passed> {
+        let mut passed = self.once(bed, planned, times)?;
+        for _ in 1..TRIES {
+            if passed.check_station(planned).is_ok() {
+                break;
+            }
+            passed = self.once(bed, planned, times)?;
+        }
+        passed.check_station(planned)?;
+        Ok(passed)
+    }
+
+    fn once(&self, bed: &Bed, planned: &Rates, (secs, seed): (f64, u64)) -> anyhow::Result<Passed> {
         let open = |number: usize| deaf(self.stage.namespace(&vm(number))?, vec![DISCARD]);
         let _deaf = (0..VMS.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut floods = Vec::new();
-        for number in shuffled(VMS.len(), &mut Rng::new(seed)) {
+        let (mut floods, mut rng) = (Vec::new(), Rng::new(seed));
+        for number in shuffled(VMS.len(), &mut rng) {
             let bps = planned[number] * FRAME_BITS;
             if bps > 0.0 {
                 let netns = File::open(&self.netns).with_context(|| self.netns.clone())?;
-                let to = Plan::ip(number);
-                floods.push((number, GsoFlood::start(netns, bed.generator_core(), to, bps)?));
+                let (to, load) = (Plan::ip(number), (bps, rng.next_u64()));
+                floods.push((number, GsoFlood::start(netns, bed.generator_core(), to, load)?));
             }
         }
         self.stage.watch(SETTLE, STEP)?;
@@ -224,18 +256,18 @@ impl Arrivals {
         }
         floods.into_iter().try_for_each(|(_, flood)| flood.end())?;
         let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
-        let delivered =
+        let delivered: Rates =
             core::array::from_fn(|number| last.per_second(first, &vm(number), "tx_frames"));
         anyhow::ensure!(sum(&delivered) > 0.0, "no frame arrived through the uplink");
-        Ok(Passed { sent, delivered })
+        let dropped = |number| to_f64(last.dropped(first, &vm(number))) / last.secs_since(first);
+        let taken = core::array::from_fn(|number| delivered[number] + dropped(number));
+        Ok(Passed { sent, taken, delivered })
     }
 
     /// Returns the frames per second that the worker delivers without shares, if [`FLOOD`] arrive.
     fn speed(&self, bed: &Bed, seed: u64) -> anyhow::Result<f64> {
         let flood = planned([FLOOD / to_f64(TENANTS.len() as u64); TENANTS.len()]);
-        let passed = self.run(bed, &flood, (SPEED_SECS, seed))?;
-        passed.check_station(&flood)?;
-        Ok(sum(&passed.delivered))
+        Ok(sum(&self.run(bed, &flood, (SPEED_SECS, seed))?.delivered))
     }
 
     /// Starts TCP streams from the station to a VM, for `secs` seconds.
@@ -296,7 +328,6 @@ pub(super) fn measure(
     core.share(CORE_BPS)?;
     let offered = planned(OFFERED[0].map(|part| part * speed));
     let passed = core.run(bed, &offered, (SPEED_SECS, rng.next_u64()))?;
-    passed.check_station(&offered)?;
     let delivered = sum(&passed.delivered) / speed;
     anyhow::ensure!(
         delivered < 0.98,
@@ -341,13 +372,15 @@ fn runs(
         let (offered, seed) = (OFFERED[row].map(|part| part * scale), rng.next_u64());
         let planned = planned(offered);
         let passed = calm.cell(|| arrivals.run(bed, &planned, (secs, seed)))?;
-        passed.check(&planned).with_context(|| format!("{name}, run {}", row + 1))?;
+        passed.check_limit().with_context(|| format!("{name}, run {}", row + 1))?;
         let rates = passed.delivered;
         worst = worst.max(share_error(&rates, &offered));
         show(&format!("{name}, run {}", row + 1), &rates, outcome);
-        let note = format!("inbound_{name}_run{}_frames_per_second", row + 1);
-        outcome.note(&note, sum(&rates));
-        outcome.note(&note.replace("_frames", "_sent_frames"), sum(&passed.sent));
+        let note = |of: &str| format!("inbound_{name}_run{}_{of}", row + 1);
+        outcome.note(&note("frames_per_second"), sum(&rates));
+        outcome.note(&note("sent_frames_per_second"), sum(&passed.sent));
+        outcome.note(&note("taken_frames_per_second"), sum(&passed.taken));
+        outcome.note(&note("least_taken_of_due"), passed.least_taken(&offered));
     }
     Ok(worst)
 }
@@ -368,9 +401,7 @@ pub(super) fn tcp(
     arrivals.stage.watch(TCP_SETTLE, STEP)?;
     let [_, second, third] = OFFERED[0].map(|part| part * link_scale());
     let planned = planned([0.0, second, third]);
-    let passed = arrivals.run(bed, &planned, (secs, seed))?;
-    passed.check_station(&planned)?;
-    let rates = passed.delivered;
+    let rates = arrivals.run(bed, &planned, (secs, seed))?.delivered;
     show("link, TCP", &rates, outcome);
     let what = "the same deviation if the first tenant receives TCP, and the others datagrams";
     let claim = Claim::new("inbound_tcp_share_error_pct", what, "%");
@@ -429,11 +460,24 @@ mod tests {
         let due = [300.0, 300.0, 400.0, 0.0];
         assert!(planned.iter().zip(due).all(|(rate, due)| (rate - due).abs() < 1e-9));
         let delivered = [250.0, 125.0, 225.0, 0.0];
-        assert!(Passed { sent: planned, delivered }.check(&planned).is_ok());
+        let passed = |sent| Passed { sent, taken: sent, delivered };
+        assert!(passed(planned).check_station(&planned).is_ok());
+        assert!(passed(planned).check_limit().is_ok());
         // The senders share a full core, so one sends less.
-        let short = Passed { sent: [300.0, 300.0, 360.0, 0.0], delivered };
-        assert!(short.check_station(&planned).is_err() && short.check(&planned).is_err());
-        let all = Passed { sent: planned, delivered: planned };
-        assert!(all.check_station(&planned).is_ok() && all.check(&planned).is_err());
+        assert!(passed([300.0, 300.0, 360.0, 0.0]).check_station(&planned).is_err());
+        let all = Passed { delivered: planned, ..passed(planned) };
+        assert!(all.check_station(&planned).is_ok() && all.check_limit().is_err());
+    }
+
+    #[test]
+    fn a_vm_whose_frames_the_ring_loses_is_seen() {
+        // 200, 100, 180 and 60 of 540 delivered frames are due.
+        let delivered = [180.0, 110.0, 190.0, 60.0];
+        let passed = Passed { sent: [600.0; 4], taken: [180.0, 300.0, 270.0, 300.0], delivered };
+        assert!((passed.least_taken(&OFFERED[0]) - 0.9).abs() < 1e-9);
+        // 405 and 135 frames are due if the first tenant receives nothing.
+        let delivered = [0.0, 0.0, 400.0, 140.0];
+        let idle = Passed { taken: [0.0, 0.0, 810.0, 540.0], delivered, ..passed };
+        assert!((idle.least_taken(&OFFERED[1]) - 2.0).abs() < 1e-9);
     }
 }

@@ -6,13 +6,18 @@
 //! end of the link are programs on one core. If another program or the hypervisor takes this core,
 //! the link is idle, or a tenant has no frame to send. Such a time says nothing about shares, so
 //! only the steps between two readings count in which the link was full, and at whose ends frames
-//! of all tenants waited. If less than [`COUNTED_MIN`] of the time would count, all of it counts.
-//! Otherwise a switch that starves a tenant would pass.
+//! of all tenants waited. Steps are added until those that count are as long as planned, or all of
+//! them [`LONGEST`] times as long. If less than [`COUNTED_MIN`] of the time would count, all of it
+//! counts. Otherwise a switch that starves a tenant would pass.
+//!
+//! The notes have the idle time of the senders' core. If the core had none, the senders and not the
+//! switch were the bottleneck.
 
 use std::time::Duration;
 
 use penstock_units::Rng;
 
+use super::super::machine;
 use super::super::stage::Reading;
 use super::calm::Calm;
 use super::penstock_road::{PenstockRoad, vm};
@@ -20,6 +25,7 @@ use super::traffic::{LINK, TENANTS, Traffic, WEIGHTS, kinds, shuffled};
 use super::wire::{frame_bits, share_error_pct};
 use crate::evidence::{Claim, Outcome};
 use penstock_guest::bed::Bed;
+use penstock_guest::clock;
 
 /// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
@@ -31,6 +37,8 @@ const SPARE: f64 = 20.0;
 /// Least used part of a link that counts as full in a step. The output sends bursts, so a full link
 /// does not carry exactly its rate in each step.
 const FULL: f64 = 0.97;
+/// Largest length of a measurement with added steps, in planned lengths.
+const LONGEST: f64 = 3.0;
 /// Least part of the time that counts. If less would count, all of it counts.
 const COUNTED_MIN: f64 = 0.75;
 
@@ -42,6 +50,13 @@ struct Step {
     rates: [f64; TENANTS],
     /// Whether frames of all tenants waited at both readings.
     all_waited: bool,
+}
+
+impl Step {
+    /// Whether the step says something about shares.
+    fn counts(&self) -> bool {
+        self.all_waited && self.rates.iter().sum::<f64>() >= FULL * f64::from(LINK)
+    }
 }
 
 /// Rates of the tenants in one turn.
@@ -56,6 +71,8 @@ struct Turn {
     /// Lowest percentage of readings in which frames of a tenant waited. A tenant without waiting
     /// frames did not want more of the link.
     backlogged: f64,
+    /// Percentage of the time in which the senders' core was idle.
+    idle: f64,
 }
 
 /// Measures the shares while each tenant has each kind of traffic once.
@@ -82,6 +99,7 @@ pub(super) fn measure(
         outcome.note(&format!("shares_run{}_utilisation_pct", kind + 1), used);
         outcome.note(&format!("shares_run{}_counted_pct", kind + 1), turn.counted);
         outcome.note(&format!("shares_run{}_backlogged_pct", kind + 1), turn.backlogged);
+        outcome.note(&format!("shares_run{}_generator_idle_pct", kind + 1), turn.idle);
         if error.is_nan() {
             break;
         }
@@ -95,27 +113,51 @@ pub(super) fn measure(
 
 fn turn(bed: &Bed, kind: usize, secs: f64, seed: u64) -> anyhow::Result<Turn> {
     let mut road = PenstockRoad::start(bed, &format!("shares-{kind}"))?;
-    let lasts = SETTLE + secs + SPARE;
+    let lasts = SETTLE + LONGEST * secs + SPARE;
     let traffic = Traffic::start(bed, &mut road, kinds(kind), (lasts, seed))?;
     let settling = road.stage.watch(SETTLE, STEP)?;
-    let readings = road.stage.watch(secs, STEP)?;
+    let Some(start) = settling.first() else { anyhow::bail!("{SETTLE} s are too few") };
+    let core = [bed.generator_core()];
+    let before = machine::Reading::take(&core);
+    let mut readings = road.stage.watch(secs, STEP)?;
+    let mut seen = steps(start, &readings);
+    while needs_more(&seen, secs) {
+        clock::wait_readable(None, STEP);
+        readings.push(road.stage.read()?);
+        seen = steps(start, &readings);
+    }
+    let idle = before.idle_pct(&machine::Reading::take(&core));
     traffic.end()?;
-    let (Some(start), [_, .., last]) = (settling.first(), &readings[..]) else {
-        anyhow::bail!("{secs} s are too few")
-    };
-    // The frames that leave in a step are others than those that the switch takes, or it takes none
-    // because too many wait. So their size is that of all frames.
-    let bits: [f64; TENANTS] = core::array::from_fn(|tenant| frame_bits(start, last, &vm(tenant)));
-    let ends = readings.iter().zip(&readings[1..]);
-    let steps: Vec<Step> = ends.map(|ends| step(ends, &bits)).collect();
     let mut backlogged = 100.0_f64;
     for tenant in 0..TENANTS {
         let waited = readings.iter().filter(|reading| waits(reading, tenant)).count();
         backlogged = backlogged.min(100.0 * part(waited, readings.len()));
     }
-    let (rates, counted) = counted(&steps);
-    let used = mean(&steps).iter().sum();
-    Ok(Turn { rates, counted: 100.0 * counted, used, backlogged })
+    let (rates, counted) = counted(&seen);
+    let used = mean(&seen).iter().sum();
+    Ok(Turn { rates, counted: 100.0 * counted, used, backlogged, idle })
+}
+
+/// Returns the steps between `readings`. `start` is an earlier reading.
+fn steps(start: &Reading, readings: &[Reading]) -> Vec<Step> {
+    let Some(last) = readings.last() else { return Vec::new() };
+    // The frames that leave in a step are others than those that the switch takes, or it takes none
+    // because too many wait. So their size is that of all frames.
+    let bits: [f64; TENANTS] = core::array::from_fn(|tenant| frame_bits(start, last, &vm(tenant)));
+    let ends = readings.iter().zip(&readings[1..]);
+    ends.map(|ends| step(ends, &bits)).collect()
+}
+
+/// Whether steps must be added, because those that count last for less than `secs`, and all of them
+/// may last longer.
+fn needs_more(steps: &[Step], secs: f64) -> bool {
+    let counted: Vec<Step> = steps.iter().filter(|step| step.counts()).copied().collect();
+    length(&counted) < secs && length(steps) < LONGEST * secs
+}
+
+/// Returns the length of `steps` in seconds.
+fn length(steps: &[Step]) -> f64 {
+    steps.iter().map(|step| step.secs).sum()
 }
 
 /// Whether frames of a tenant wait at a reading.
@@ -136,17 +178,14 @@ fn step((before, after): (&Reading, &Reading), bits: &[f64; TENANTS]) -> Step {
 
 /// Returns the tenants' rates in the time that counts, and its part of all the time.
 fn counted(steps: &[Step]) -> ([f64; TENANTS], f64) {
-    let is_full = |step: &Step| step.rates.iter().sum::<f64>() >= FULL * f64::from(LINK);
-    let counts = |step: &&Step| step.all_waited && is_full(step);
-    let kept: Vec<Step> = steps.iter().filter(counts).copied().collect();
-    let secs = |steps: &[Step]| steps.iter().map(|step| step.secs).sum::<f64>();
-    let part = secs(&kept) / secs(steps);
+    let kept: Vec<Step> = steps.iter().filter(|step| step.counts()).copied().collect();
+    let part = length(&kept) / length(steps);
     if part >= COUNTED_MIN { (mean(&kept), part) } else { (mean(steps), 1.0) }
 }
 
 /// Returns the tenants' mean rates in `steps`.
 fn mean(steps: &[Step]) -> [f64; TENANTS] {
-    let secs: f64 = steps.iter().map(|step| step.secs).sum();
+    let secs = length(steps);
     let bits = |tenant: usize| steps.iter().map(|step| step.rates[tenant] * step.secs).sum::<f64>();
     core::array::from_fn(|tenant| bits(tenant) / secs)
 }
@@ -180,6 +219,17 @@ mod tests {
         assert!(share_error_pct(&mean(&steps), &WEIGHTS) > 1.0);
         let (rates, part) = counted(&steps);
         assert!(share_error_pct(&rates, &WEIGHTS) < 1e-9 && (part - 46.0 / 48.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn steps_that_say_nothing_are_measured_again_for_a_limited_time() {
+        let (full, idle) = (seen([1.0; TENANTS], true), seen([0.1; TENANTS], true));
+        let more = |counted: usize, others: usize| {
+            needs_more(&[vec![full; counted], vec![idle; others]].concat(), 12.0)
+        };
+        assert!(!more(48, 0) && !more(48, 20), "12 s count");
+        assert!(more(40, 8) && more(0, 48) && more(40, 102));
+        assert!(!more(40, 104), "36 s are enough");
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
 }
 
 /// Returns a batch with the frames, and their order for a ring.
-pub fn batch_of(frames: &[Vec<u8>]) -> (Batch, Vec<u8>) {
+pub fn batch_of(frames: &[Vec<u8>]) -> (Box<Batch>, Vec<u8>) {
     let mut batch = Batch::new();
     for frame in frames {
         batch.push(frame, Offload::NONE).unwrap();

@@ -24,8 +24,13 @@
 //! # Cost
 //!
 //! A frame that waits costs two changes of a list, and a line with new frames two operations of the
-//! heap. Outputs without such pairs have no lines. The lines allocate memory only when they are
-//! created, and the control plane creates and frees them ([`super::QueueHome::set_pairs`]).
+//! heap. If a VM with many lines is in debt, the lines are looked at again and again, and no frame
+//! leaves. If many lines wait, there are therefore longer steps between two looks at a line, up to
+//! 1.6 ms. The bucket of a VM keeps the tokens of such a step, so no VM becomes slower. The caller
+//! limits the looks of a turn.
+//!
+//! Outputs without such pairs have no lines. The lines allocate memory only when they are created,
+//! and the control plane creates and frees them ([`super::QueueHome::set_pairs`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -42,6 +47,10 @@ const FRAMES_MAX: u32 = 8_192;
 /// Time after which a line is looked at again at the earliest. The bucket keeps the tokens of this
 /// time, so several frames of a fast pair leave at once.
 const STEP: Nanos = Nanos::from_micros(50);
+/// Number of lines that may all be looked at once in a [`STEP`]. More lines have longer steps.
+const LINES_PER_STEP: usize = 32;
+/// Length of the longest step, in [`STEP`]s.
+const STEPS_MAX: usize = 32;
 const NIL: u32 = u32::MAX;
 
 /// A place for a frame.
@@ -182,6 +191,12 @@ impl PairLines {
         Some(is_next)
     }
 
+    /// Returns the least time between two looks at a line whose first frame must wait.
+    fn step(&self) -> Nanos {
+        let steps = (self.due.len() / LINES_PER_STEP).clamp(1, STEPS_MAX).next_power_of_two();
+        Nanos(STEP.0 * steps as u64)
+    }
+
     /// Lists the line of a slot for the time `at`, after other lines of the same time. Times are
     /// multiples of [`STEP`], so lines that wait for the same VM have the same time.
     fn list(&mut self, at: Nanos, slot: usize) {
@@ -196,20 +211,25 @@ impl PairLines {
     }
 
     /// Removes and returns a frame that leaves at time `now`. A frame that waited longer than
-    /// `most` and than the table lets its pair wait is late.
-    pub(super) fn next(&mut self, now: Nanos, most: Nanos) -> Option<Released> {
+    /// `most` and than the table lets its pair wait is late. Subtracts the lines that the function
+    /// looked at from `looks`, and returns `None` at 0 although frames may be due.
+    pub(super) fn next(&mut self, now: Nanos, most: Nanos, looks: &mut usize) -> Option<Released> {
         loop {
             let Reverse(Due { at, slot, .. }) = *self.due.peek()?;
             if at > now {
                 return None;
             }
+            *looks = looks.checked_sub(1)?;
             let Place { frame, tenant, since, .. } = self.first(slot)?;
             let late = now.saturating_sub(since) > self.table.longest_wait(slot, most);
             if late {
                 self.lose(slot, &frame);
             } else if let Err(more) = self.table.departs(frame.source, slot, frame.wire(), now) {
+                // Steps are multiples of each other, so lines of a VM stay together.
+                let step = self.step();
                 self.due.pop();
-                self.list(now + more.max(STEP), slot);
+                let at = (now + more.max(step)).0.next_multiple_of(step.0);
+                self.list(Nanos(at), slot);
                 continue;
             }
             self.remove_first(slot, at);
@@ -259,5 +279,71 @@ impl PairLines {
         if more {
             self.list(at, slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_qos::pair_table::{Delayed, PAIRS_OF_VM_MAX, PairLimits, Sending, VmRates};
+    use penstock_qos::policer::RATE_MAX;
+    use penstock_units::BitsPerSecond;
+
+    use super::*;
+    use crate::port::Held;
+
+    const VM: u16 = 1;
+    /// A frame takes 1,000 bytes on a link.
+    const BYTES: u32 = 1_000;
+
+    /// Returns a table with a VM at 100 Mbit/s.
+    fn table() -> Arc<PairTable> {
+        let table = Arc::new(PairTable::with_limits(2, 3, PairLimits::Guarantees));
+        table.set_first(VM, RATE_MAX);
+        let send = BitsPerSecond(100_000_000);
+        table.limit(VM, VmRates { default: RATE_MAX, send, receive: RATE_MAX });
+        table.set_lines(true);
+        table
+    }
+
+    #[test]
+    fn a_vm_in_debt_keeps_its_rate_and_its_many_lines_cost_few_looks() {
+        let (table, mut now) = (table(), Nanos::from_secs(1));
+        let mut lines = PairLines::new(&table, 2);
+        let size = Size { bytes: BYTES - 24, frames: 1 };
+        let mut frame = Stored::held(Held { buffer: 0, len: size.bytes }, VM);
+        frame.size = size;
+        assert_eq!(frame.wire(), BYTES);
+        for pair in 0..u64::from(PAIRS_OF_VM_MAX) {
+            let mac = 0x0200_0000_0000 + pair;
+            let on_link = Size { bytes: BYTES, frames: 1 };
+            let slot = (0..1_000).find_map(|_| {
+                let sending = table.send(VM, mac, on_link, now);
+                if let Sending::Wait(Delayed { slot, .. }) = sending { Some(slot) } else { None }
+            });
+            let slot = slot.expect("the VM is in debt");
+            (0..10).for_each(|_| assert!(lines.push(slot, frame, 0, now).is_some()));
+        }
+        let (most, mut left, mut looks) = (Nanos::from_secs(9), 0, usize::MAX);
+        for _ in 0..10_000 {
+            now += Nanos::from_micros(10);
+            left += std::iter::from_fn(|| lines.next(now, most, &mut looks)).count();
+        }
+        // The VM has 1,250,000 bytes in 100 ms, and pays for a question about each pair.
+        assert!((1_200..=1_227).contains(&left), "{left} frames");
+        // 2,000 steps.
+        let looks = usize::MAX - looks;
+        assert!(looks <= 2_000 * 40, "{looks} looks");
+    }
+
+    #[test]
+    fn lines_that_are_due_wait_if_a_turn_has_no_more_looks() {
+        let (table, now) = (table(), Nanos::from_secs(1));
+        let mut lines = PairLines::new(&table, 2);
+        let frame = Stored::held(Held { buffer: 0, len: 60 }, VM);
+        (0..3).for_each(|slot| assert!(lines.push(slot, frame, 0, now).is_some()));
+        let (now, most, mut looks) = (Nanos::from_secs(2), Nanos::from_secs(9), 2);
+        assert_eq!(std::iter::from_fn(|| lines.next(now, most, &mut looks)).count(), 2);
+        assert_eq!((looks, lines.len()), (0, 1));
+        assert!(lines.next_due().is_some_and(|due| due <= now));
     }
 }

@@ -107,7 +107,7 @@ impl Vm {
         let (steps, rest) = self.emptying.steps(now);
         if steps < SPEED_STEPS {
             let of_vm = self.send.time_of(left.load(Ordering::Relaxed));
-            let of_pair = slot.bucket.time_of(slot.emptied.load(Ordering::Relaxed));
+            let of_pair = slot.bucket.time_of(slot.emptied(since.load(Ordering::Relaxed)));
             // The sum of the speeds over time, in time at the former rates.
             let allowed = SPEED * (((SPEED_STEP.0 + rest.0) << steps) - SPEED_STEP.0);
             let early = of_vm.max(of_pair).0.saturating_sub(allowed);
@@ -230,11 +230,8 @@ impl PairTable {
     }
 }
 
-/// Subtracts `bytes`, at least to 0. Returns the difference.
-pub(super) fn subtract(from: &AtomicU64, bytes: u32) -> u64 {
-    let less = |value: u64| value.saturating_sub(bytes.into());
-    let subtracted =
-        from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |value| Some(less(value)));
-    let (Ok(before) | Err(before)) = subtracted;
-    less(before)
+/// Subtracts `bytes`, at least to 0.
+pub(super) fn subtract(from: &AtomicU64, bytes: u32) {
+    let less = |value: u64| Some(value.saturating_sub(bytes.into()));
+    let _ = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }

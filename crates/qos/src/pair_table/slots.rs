@@ -267,8 +267,10 @@ pub(super) struct SendSlot {
     /// Bytes that wait for the bucket. The callers that make frames wait change the number, so a
     /// new pair in the slot does not reset it.
     waiting: AtomicU64,
-    /// Bytes that left the line after the end of the VM's limits, since the line was empty.
+    /// Bytes that left the line after the end of the VM's limits, and the time in ns at which the
+    /// VM's first frame left then.
     pub(super) emptied: AtomicU64,
+    emptied_since: AtomicU64,
     /// Signals of congestion while frames wait.
     pub(super) pressure: Pressure,
     /// Time in ns at which the next question is due.
@@ -304,6 +306,7 @@ impl SendSlot {
             refused: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             emptied: AtomicU64::new(0),
+            emptied_since: AtomicU64::new(0),
             pressure: Pressure::new(),
             next: AtomicU64::new(0),
             every: AtomicU64::new(GUARANTEE_PERIOD.0),
@@ -382,9 +385,16 @@ impl SendSlot {
 
     /// Notes that a frame of `bytes` bytes no longer waits for the bucket.
     pub(super) fn ends_waiting(&self, bytes: u32) {
-        if subtract(&self.waiting, bytes) == 0 {
+        subtract(&self.waiting, bytes);
+    }
+
+    /// Returns the bytes that left the line after the end of the VM's limits, if the VM's first
+    /// frame left at the time `since` in ns. Limits may return while frames wait, and end again.
+    pub(super) fn emptied(&self, since: u64) -> u64 {
+        if self.emptied_since.swap(since, Ordering::Relaxed) != since {
             self.emptied.store(0, Ordering::Relaxed);
         }
+        self.emptied.load(Ordering::Relaxed)
     }
 
     /// Whether a question is due. Returns true once in each time `every`.

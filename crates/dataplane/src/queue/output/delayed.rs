@@ -13,9 +13,10 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::drop::DropReason;
 use crate::ingress_policer::on_wire;
 
-/// Maximum number of frames that join the queue in one turn. A turn of the worker must be short
-/// even if the limits of many pairs end at once.
-const RELEASED_MAX: usize = 4 * BATCH_FRAMES;
+/// Maximum number of lines that the queue looks at in one turn. A frame leaves with each look or
+/// must still wait. A turn of the worker must be short even if the limits of many pairs end at
+/// once, or if a VM with many lines is in debt.
+const LOOKS_MAX: usize = 4 * BATCH_FRAMES;
 
 impl OutputQueue {
     /// Makes frame `i` of `batch` wait for the limit of the pair in the slot `slot` of `table`.
@@ -61,9 +62,10 @@ impl OutputQueue {
         code_point: impl Fn(u16, u16) -> Option<u8>,
         lost: &mut impl FnMut(u16, DropReason),
     ) {
-        let most = self.terms.bound.wait;
-        for _ in 0..RELEASED_MAX {
-            let released = self.pair_lines.as_deref_mut().and_then(|lines| lines.next(now, most));
+        let (most, mut looks) = (self.terms.bound.wait, LOOKS_MAX);
+        loop {
+            let lines = self.pair_lines.as_deref_mut();
+            let released = lines.and_then(|lines| lines.next(now, most, &mut looks));
             let Some(Released { mut frame, tenant, late }) = released else { return };
             if !late
                 && let Some(dscp) = code_point(frame.source, tenant)

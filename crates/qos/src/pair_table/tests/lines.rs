@@ -268,6 +268,22 @@ fn frames_leave_faster_and_faster_if_the_limit_ends_and_others_follow_them() {
 }
 
 #[test]
+fn a_line_leaves_as_fast_if_its_limit_returns_and_ends_again() {
+    let (table, now) = (guarantees(), Nanos::from_secs(1));
+    let (mut line, _) = filled(&table, mbps(1), 40, now);
+    let mut leave = |us: u64| {
+        let now = now + Nanos::from_micros(us);
+        std::iter::from_fn(|| line.leave(&table, now)).count()
+    };
+    table.release(VM);
+    // 2.5 ms for a frame.
+    assert_eq!([0, 20_000].map(&mut leave), [1, 8]);
+    table.hold(VM);
+    table.release(VM);
+    assert_eq!([20_000, 22_499, 22_500].map(&mut leave), [1, 0, 1]);
+}
+
+#[test]
 fn lines_are_empty_in_less_than_half_a_second_after_the_end_of_any_limit() {
     // The time of 26 frames at the speed in each step, or of 49 frames at a high rate.
     for (rate, millis) in [(1_000, 400), (100_000, 187), (MBIT, 57), (10 * MBIT, 12)] {

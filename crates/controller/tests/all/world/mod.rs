@@ -39,7 +39,7 @@ pub fn topology(racks: u32) -> Topology {
 /// Returns a fabric without tenants over [`topology`].
 pub fn fabric(mode: Mode, racks: u32) -> Fabric {
     let settings =
-        Settings { queues: QUEUES, hold: 0, drain: Nanos(1_000_000), ..Settings::new(mode) };
+        Settings { queues: QUEUES, hold: 0, drain: Nanos::from_millis(8), ..Settings::new(mode) };
     let policy = Policy { queues: QUEUES.into(), ..Policy::default() };
     Fabric::new(topology(racks), 0, policy, settings).unwrap()
 }

@@ -232,9 +232,11 @@ fn one_choice_suffices_for_several_batches_if_few_ports_have_claims() {
     [0, 1].iter().for_each(|port| bed.send(*port, 4_000));
     bed.turns(20);
     let before = (bed.worker.ctx.counters().read(), bed.counted().1);
-    // Each port has half of the eight batches of a rotation.
+    // Each port has half of the eight batches of a rotation. The next rotation may begin with the
+    // port that was the last one.
     let runs = runs(&mut bed, 80);
-    assert!(runs.len() >= 18 && runs.iter().all(|(_, batches)| *batches == 4), "{runs:?}");
+    assert!(runs.len() >= 10, "{runs:?}");
+    assert!(runs.iter().all(|(_, batches)| [4, 8].contains(batches)), "{runs:?}");
     let grown = bed.worker.ctx.counters().read().since(&before.0);
     assert!((19..=22).contains(&grown.share_choices), "{} choices", grown.share_choices);
     assert_eq!((grown.unchosen_batches, bed.counted().1), (0, before.1));

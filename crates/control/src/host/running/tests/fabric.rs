@@ -453,15 +453,15 @@ fn who_loses_its_queue_has_its_pairs_limits_with_the_plan_and_loses_them_with_a_
     }
     let at = period();
     assert_eq!(host.pair_use().rate, 0, "no limit is in force");
-    // The limit is in force while red still has its queue, and when it shares queue 0. The bucket
-    // holds 31,875 bytes.
+    // The limit is in force while red still has its queue, and when it shares queue 0. The VM's
+    // bucket holds a quarter of 31,875 bytes, and frames beyond it wait in the line of the pair.
     let limited = FabricTerms { held: red.clone(), ..queue };
     let shared = FabricTerms { held: red, ..terms(&[], &[], &[]) };
     for (plan, seconds) in [(&limited, 1), (&shared, 2)] {
         host.set_fabric(plan).unwrap();
         assert_eq!(lock(&fake.0).limited, 2, "both ports, before the mark changes");
         let at = at + Nanos::from_secs(seconds);
-        assert_eq!(passing(&table, 0, 2_000, at), 26, "without a period");
+        assert_eq!(passing(&table, 0, 2_000, at), 7, "without a period");
         host.set_fabric(&alone).unwrap();
         assert_eq!(passing(&table, 0, 2_000, at), 2_000, "without a period");
     }

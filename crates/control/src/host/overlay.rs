@@ -117,7 +117,7 @@ struct Limits {
 
 /// Ratio of the rate of a tenant's lane to the sum of the limits of its VMs, in thousandths. At the
 /// same rate, frames that waited for the limits of their pairs and VMs would wait once more in the
-/// lane, where CoDel takes one of 20 frames of a slow tenant.
+/// lane, and CoDel would signal there, too.
 const LANE_PERMILLE: u32 = 1_020;
 
 impl Limits {

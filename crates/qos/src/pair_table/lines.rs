@@ -4,7 +4,7 @@
 //!
 //! A VM sends more than its limit, and TCP makes it do so all the time. In the VM's ring, its
 //! acknowledgements would wait behind its data. Then the senders to the VM have the same round trip
-//! as the VM itself, and who has the smaller windows gets less than its part.
+//! as the VM itself, and the direction with the smaller windows gets less than its part.
 //!
 //! # Approach
 //!

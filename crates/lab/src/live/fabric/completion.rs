@@ -34,13 +34,13 @@
 //! bandwidth that they can get. So T needs protection, and the other tenants need their guarantees.
 //!
 //! ElasticSwitch has the settings of Penstock's hosts
-//! (`penstock_fabric::rate_alloc::RateSettings::spare`), because hosts have no others. Two of the
-//! three precautions of ElasticSwitch are off: headroom and rate-caution. The paper's ElasticSwitch
-//! has the default settings of its publication, and increases rates aggressively. The results
-//! therefore include the least of its guarantee that another tenant had under each system. The
-//! Linux bridges mark no frames, so only losses reduce rates. Each pair with a guarantee below
-//! 1 Mbit/s has the weight of a pair with 1 Mbit/s: all pairs of T, and at a load of 30 % all other
-//! pairs, too.
+//! (`penstock_fabric::rate_alloc::RateSettings::shared_queue`), because hosts have no others. The
+//! three precautions of ElasticSwitch are off: headroom, hold-increase and rate-caution. The
+//! paper's ElasticSwitch has the default settings of its publication, and increases rates
+//! aggressively. The results therefore include the least of its guarantee that another tenant had
+//! under each system. The Linux bridges mark no frames, so only losses reduce rates. Each pair with
+//! a guarantee below 1 Mbit/s has the weight of a pair with 1 Mbit/s: all pairs of T, and at a load
+//! of 30 % all other pairs, too.
 //!
 //! # Cost
 //!

@@ -295,8 +295,7 @@ fn meter(
                 if asks {
                     metered.due.push(i, slot);
                 }
-                let is_ack = is_pure_ack(head) == Some(true);
-                if is_ack && table.passes_line(source.0, slot, size, now) {
+                if is_ack(batch, at) && table.passes_line(source.0, slot, size, now) {
                     true
                 } else if !signals || stays_with_signal(batch, at) {
                     metered.late.push(i, slot);
@@ -330,10 +329,13 @@ pub(super) fn pair_size(table: &PairTable, batch: &Batch, i: usize) -> Size {
 /// Returns the hash of the flow of frame `i`, if a table for guarantees counts the flow. TCP's pure
 /// acknowledgements do not count: their flow sends its data in the other direction.
 fn data_flow(table: &PairTable, batch: &Batch, i: usize) -> Option<u32> {
-    let frame = batch.at(i);
-    let is_ack = || frame.len <= ACK_MAX && is_pure_ack(batch.head(i)) == Some(true);
-    let counts = table.limits() == PairLimits::Guarantees && !is_ack();
-    counts.then_some(frame.hash)
+    let counts = table.limits() == PairLimits::Guarantees && !is_ack(batch, i);
+    counts.then_some(batch.at(i).hash)
+}
+
+/// Whether frame `i` is a pure acknowledgement of TCP. A longer frame that begins like one is none.
+fn is_ack(batch: &Batch, i: usize) -> bool {
+    batch.at(i).len <= ACK_MAX && is_pure_ack(batch.head(i)) == Some(true)
 }
 
 /// Makes frame `i` signal congestion to its sender. Returns false if the frame is lost as the

@@ -452,6 +452,11 @@ fn acknowledgements_do_not_wait_for_a_guarantee() {
     bed.pass(VM, &vec![data(NEAR, FAR); 30]);
     let [left, _] = bed.pass(VM, std::slice::from_ref(&ack));
     assert!(left.iter().any(|frame| frame.len() == 60), "{}", left.len());
+    // A long frame with the headers of an acknowledgement waits.
+    let mut long = ack.clone();
+    long.resize(900, 0);
+    let [left, _] = bed.pass(VM, &[long]);
+    assert!(left.iter().all(|frame| frame.len() != 900));
     // A flood of acknowledgements waits like other frames.
     let floods = (0..20).map(|_| {
         let [left, _] = bed.pass(VM, &vec![ack.clone(); 100]);

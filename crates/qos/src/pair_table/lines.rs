@@ -145,15 +145,17 @@ impl PairTable {
 
     /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
     /// frames there, because it is small and others depend on it. Returns false if such frames have
-    /// used a whole burst in advance.
+    /// used a whole burst of the pair in advance, or if the VM owes 4 MiB.
     pub fn passes_line(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
         let Some(slot) = self.send.get(slot) else { return false };
-        let passes = slot.bucket.take_ahead(size.bytes, now);
+        if !slot.bucket.take_ahead(size.bytes, now) {
+            return false;
+        }
+        let passes = self.vm(port).is_none_or(|vm| vm.send.spend(size.bytes, now));
         if passes {
-            if let Some(vm) = self.vm(port) {
-                vm.send.spend(size.bytes, now);
-            }
             slot.count(size, true);
+        } else {
+            slot.bucket.give_back(size.bytes);
         }
         passes
     }

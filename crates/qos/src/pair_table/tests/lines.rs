@@ -387,6 +387,29 @@ fn small_frames_pass_a_line_for_a_burst_only() {
 }
 
 #[test]
+fn a_vm_that_sends_only_small_frames_to_a_fast_pair_keeps_to_its_own_limit() {
+    let (table, most) = (guarantees(), crate::policer::RATE_MAX);
+    table.set_lines(true);
+    limited(&table, 1_000);
+    table.limit(VM, VmRates { default: most, send: mbps(1), receive: most });
+    let (small, mut passed) = (Size { bytes: 84, frames: 1 }, 0);
+    // For 2 s, 8.4 Mbyte/s.
+    for step in 0..200 {
+        let now = Nanos::from_millis(1_000 + 10 * step);
+        for _ in 0..1_000 {
+            let passes = match table.send(VM, FAR, small, now) {
+                Sending::Wait(Delayed { slot, .. }) => table.passes_line(VM, slot, small, now),
+                sent => sent != Sending::Refuse,
+            };
+            passed += u64::from(small.bytes) * u64::from(passes);
+        }
+    }
+    // The bucket of the VM, its debt, 2 s of its rate, and one frame.
+    let bound = 4_096 + 4_194_304 + 250_000 + 84;
+    assert!((4_194_304..=bound).contains(&passed), "{passed} bytes of {bound}");
+}
+
+#[test]
 fn a_line_that_is_never_empty_signals_and_a_short_one_does_not() {
     for (rate, expected) in [(8, 15..=32), (12, 0..=0)] {
         let table = guarantees();

@@ -353,6 +353,23 @@ fn a_tenant_that_loses_its_queue_is_limited_from_the_first_frame_on() {
     assert!(sum >= 2 * HOSE * 135 / 100, "the limits end at once: {sum}");
 }
 
+#[test]
+fn a_vm_that_loses_its_guarantee_is_measured_until_its_lines_are_empty() {
+    let mut net = Net::new(1, 1);
+    net.millis(2_000, &[vec![3 * HOSE]]);
+    net.senders[0].vms.clear();
+    net.millis(51, &[vec![HOSE / 2]]);
+    let state = |net: &Net| {
+        let host = &net.senders[0];
+        let waiting: usize = host.lines.values().map(VecDeque::len).sum();
+        (waiting > 0, host.table.is_limited(VM), host.table.is_measured(VM))
+    };
+    assert_eq!(state(&net), (true, false, true));
+    net.millis(500, &[vec![HOSE / 2]]);
+    assert_eq!(state(&net), (false, false, false));
+    assert_eq!(net.senders[0].table.sending().count(), 0);
+}
+
 /// Returns the rates of pairs that share the guarantees of their senders and receivers fairly: all
 /// flows grow alike until a guarantee is used up. `pairs` has the number of flows of each pair.
 fn fair(pairs: &[Vec<u64>]) -> Vec<Vec<u64>> {

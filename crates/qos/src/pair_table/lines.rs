@@ -20,7 +20,9 @@
 //! pair follow its frames that wait. TCP refills the line until the line sends the whole window in
 //! a round trip, so no fixed speed is high enough. The speed therefore doubles every
 //! [`SPEED_STEP`], as the rate of a new TCP connection does in each round trip. After
-//! [`SPEED_STEPS`] steps, all frames leave at once.
+//! [`SPEED_STEPS`] steps, all frames leave at once. Until then, the VM stays measured
+//! ([`PairTable::unlimit`]), and pairs with frames that wait keep their slots
+//! ([`PairTable::end_sender`]).
 //!
 //! # Bounds
 //!
@@ -169,8 +171,8 @@ impl PairTable {
 
     /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
     /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
-    /// debt. If the VM has no limits any more, its lines become empty within half a second. If its
-    /// pairs are no longer measured, the frame leaves at once, because new frames do not wait.
+    /// debt. If the VM has no limits any more, its lines become empty within half a second. A frame
+    /// of a VM that is not measured leaves at once, because new frames do not wait.
     ///
     /// # Errors
     /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],

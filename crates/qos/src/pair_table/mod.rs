@@ -607,12 +607,15 @@ impl PairTable {
         }
     }
 
-    /// Ends the limits and the measurement of the VM at `port`. Its pairs keep their slots until
-    /// [`Self::end_sender`] and [`Self::end_receiver`].
+    /// Ends the limits of the VM at `port`, and its measurement if no frame of the VM waits. While
+    /// frames wait, new frames must follow them, so the caller calls the function again later. The
+    /// pairs keep their slots until [`Self::end_sender`] and [`Self::end_receiver`].
     pub fn unlimit(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
             vm.set_limited(false);
-            vm.measured.store(false, Ordering::Relaxed);
+            if vm.waiting.load(Ordering::Relaxed) == 0 {
+                vm.measured.store(false, Ordering::Relaxed);
+            }
         }
     }
 
@@ -679,9 +682,12 @@ impl PairTable {
         }
     }
 
-    /// Removes a pair with its sender on this host.
+    /// Removes a pair with its sender on this host. Does nothing while frames of the pair wait,
+    /// because another pair in the slot would have them in its line.
     pub fn end_sender(&self, pair: PairRef) {
-        if self.send_keys.free(pair.slot, pair.key.0)
+        let waits = self.send.get(pair.slot).is_some_and(SendSlot::is_waited_for);
+        if !waits
+            && self.send_keys.free(pair.slot, pair.key.0)
             && let Some(vm) = self.vms.get(usize::from(pair.key.port()))
         {
             vm.leaves(SENDER);

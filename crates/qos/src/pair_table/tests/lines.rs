@@ -261,10 +261,35 @@ fn frames_leave_faster_and_faster_if_the_limit_ends_and_others_follow_them() {
     assert_eq!(passed, 14);
     table.release(VM);
     assert_eq!(std::iter::from_fn(|| line.leave(&table, later)).count(), 1);
-    // New frames no longer wait, so the frames that wait must leave at once.
-    table.unlimit(VM);
-    assert_eq!(table.send(VM, FAR, FRAME, later), Sending::Free);
-    assert_eq!(until_empty(&table, line, later), Nanos::ZERO);
+}
+
+#[test]
+fn a_vm_is_measured_and_its_pair_has_its_slot_until_no_frame_waits() {
+    let (table, now) = (guarantees(), Nanos::from_secs(1));
+    let (mut line, passed) = filled(&table, mbps(1), 40, now);
+    let pair = table.sending().next().unwrap().pair;
+    let ends = || {
+        table.end_sender(pair);
+        table.unlimit(VM);
+        (table.is_limited(VM), table.is_measured(VM), table.sending().count())
+    };
+    assert_eq!(ends(), (false, true, 1));
+    let (mut left, mut at) = (Vec::new(), now);
+    // New frames follow those that wait.
+    for number in 40..60 {
+        assert!(!line.offer(&table, FAR, FRAME, number, at), "frame {number}");
+        at += Nanos::from_millis(1);
+        left.extend(std::iter::from_fn(|| line.leave(&table, at)).map(|(_, number)| number));
+        assert_eq!(ends(), (false, true, 1));
+    }
+    while !line.frames.is_empty() {
+        at += Nanos::from_millis(1);
+        left.extend(std::iter::from_fn(|| line.leave(&table, at)).map(|(_, number)| number));
+    }
+    assert!(left.iter().copied().eq(passed..60), "{left:?}");
+    assert!(at < now + Nanos::from_millis(400), "{at:?}");
+    assert_eq!(ends(), (false, false, 0));
+    assert_eq!(table.send(VM, FAR, FRAME, at), Sending::Free);
 }
 
 #[test]

@@ -667,8 +667,9 @@ impl OutputQueue {
         if self.holds() { memory.free_bytes_to_hold() } else { memory.free_bytes() }
     }
 
-    /// Removes a port from the sources of the queue's frames. Calls `lost` with the source of each
-    /// removed frame.
+    /// Removes a port from the sources of the queue's frames, with its frames that wait in fair
+    /// shares ([`Line::forget`]) or for the limits of their pairs. Calls `lost` with the source of
+    /// each removed frame.
     pub(crate) fn forget(
         &mut self,
         memory: &mut Memory<'_>,
@@ -681,10 +682,14 @@ impl OutputQueue {
             memory.release(&head.frame);
             lost(source);
         }
-        self.line.forget(source, |frame| {
+        let mut gone = |frame: Stored| {
             memory.release(&frame);
             lost(frame.source);
-        });
+        };
+        if let Some(lines) = self.pair_lines.as_deref_mut() {
+            lines.forget(source, &mut gone);
+        }
+        self.line.forget(source, gone);
     }
 
     /// Removes all waiting frames from the output queue. Calls `lost` with the source of each

@@ -19,7 +19,8 @@
 //! The table limits the bytes in a line. VMs choose the addresses of pairs, so a VM can have many
 //! lines: no VM gets more than half of the places and of the memory that is free. A frame that
 //! waits longer than the output's limit on waits, and than several frames of its pair take, is
-//! dropped. The VM pays for a frame when the frame leaves.
+//! dropped. The VM pays for a frame when the frame leaves. If the VM's port leaves, its frames are
+//! dropped, because another VM may get the number of the port.
 //!
 //! # Cost
 //!
@@ -257,12 +258,35 @@ impl PairLines {
         self.places.get(first as usize).copied()
     }
 
+    /// Removes the frames of the port `source`, which are lost, and calls `lost` with each.
+    pub(super) fn forget(&mut self, source: u16, mut lost: impl FnMut(Stored)) {
+        for slot in 0..self.lines.len() {
+            while let Some(Place { frame, .. }) = self.first(slot)
+                && frame.source == source
+            {
+                self.lose(slot, &frame);
+                self.unlink_first(slot);
+                lost(frame);
+            }
+        }
+        let lines = &self.lines;
+        self.due.retain(|Reverse(due)| lines.get(due.slot).is_some_and(|line| line.listed));
+    }
+
     /// Removes the first frame of the line at the top of the heap. Lists the line again for the
     /// time `at` if more frames wait.
     fn remove_first(&mut self, slot: usize, at: Nanos) {
-        let Some(line) = self.lines.get_mut(slot) else { return };
+        self.due.pop();
+        if self.unlink_first(slot) {
+            self.list(at, slot);
+        }
+    }
+
+    /// Removes the first frame of a line from the line. Returns whether more frames wait there.
+    fn unlink_first(&mut self, slot: usize) -> bool {
+        let Some(line) = self.lines.get_mut(slot) else { return false };
         let first = line.first;
-        let Some(place) = self.places.get_mut(first as usize) else { return };
+        let Some(place) = self.places.get_mut(first as usize) else { return false };
         line.first = core::mem::replace(&mut place.next, self.free);
         line.listed = line.first != NIL;
         if !line.listed {
@@ -274,11 +298,7 @@ impl PairLines {
             *frames -= 1;
             *bytes -= memory_of(place.frame.len);
         }
-        let more = line.listed;
-        self.due.pop();
-        if more {
-            self.list(at, slot);
-        }
+        line.listed
     }
 }
 

@@ -30,7 +30,7 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::egress::{PortSlot, code_point_of, count_loss};
 use crate::port::PortQueue;
-use crate::queue::{Memory, Order, OutputQueue, QueueHome, Signalled};
+use crate::queue::{Memory, OutputQueue, QueueHome, Signalled};
 use crate::schedule::ScheduleKind;
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::OUTPUT;
@@ -68,8 +68,6 @@ pub(super) struct Outputs {
     /// Ports that this worker does not poll because too many of their frames wait at outputs of
     /// other workers.
     elsewhere: Vec<PortId>,
-    /// Ports with a [`Order::FairShare`] queue on this worker, in no particular order.
-    by_share: Vec<PortId>,
     /// Whether a queue of the snapshot was not in its home when this worker wanted to take it,
     /// because another worker had the queue.
     lacks_queue: bool,
@@ -94,7 +92,6 @@ impl Outputs {
             homes: vec![None; ports].into_boxed_slice(),
             pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
-            by_share: Vec::with_capacity(ports),
             lacks_queue: false,
             published: 0,
             now: Nanos::ZERO,
@@ -521,9 +518,6 @@ impl Outputs {
             self.lacks_queue = true;
             return;
         };
-        if queue.terms().order == Order::FairShare {
-            self.by_share.push(port);
-        }
         ctx.ports[at].output = Some(queue);
         adopt(ctx, port, &home, now);
         self.homes[at] = Some(home);
@@ -543,7 +537,6 @@ impl Outputs {
         else {
             return;
         };
-        self.by_share.retain(|other| *other != port);
         let counters = &ctx.port_counters;
         let queues = &mut ctx.ports[port.index()].queues;
         let (store, captures) = ctx.egress.store_and_captures();
@@ -585,8 +578,7 @@ impl Outputs {
         port: PortId,
     ) {
         self.leave(ctx, roster, port);
-        // Only these outputs drop the frames of a source that leaves.
-        for &target in &self.by_share {
+        for target in (0..).map(PortId).take(ctx.ports.len()) {
             let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[target.index()]
             else {
                 continue;

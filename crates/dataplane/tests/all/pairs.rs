@@ -534,6 +534,27 @@ fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() 
 }
 
 #[test]
+fn a_new_port_does_not_pay_for_the_frames_of_a_port_that_had_its_number() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
+    bed.pass(UPLINK, &[data(FAR, NEAR)]);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(MBIT);
+    bed.pass(VM, &vec![data(NEAR, FAR); 40]);
+    assert_eq!(bed.counters[VM].read().queued, 23);
+    drop(bed.worker.detach(PortId(1)));
+    assert_eq!(bed.counters[VM].read().queued, 0);
+    assert_eq!(bed.drops(VM, DropReason::QueueGone), 23);
+    bed.assert_sums();
+    (bed.drivers[VM], bed.counters[VM]) = attach(&mut bed.worker, 1, RING);
+    bed.run(HZ / 2);
+    let read = bed.counters[VM].read();
+    assert_eq!((read.queued, read.forwarded, departed(&bed).len()), (0, 0, 0));
+    bed.assert_sums();
+}
+
+#[test]
 fn a_lost_question_is_no_lost_frame_of_the_vm_in_a_capture() {
     let mut bed = Bed::new(false);
     bed.limit(1_000 * MBIT);

@@ -235,6 +235,27 @@ fn what_waits_is_lost_with_the_queue_or_the_pairs_and_nothing_else() {
 }
 
 #[test]
+fn the_frames_of_a_port_are_lost_with_it_and_those_of_others_stay() {
+    let mut uplink = Uplink::new(256);
+    let pairs = [(1, FAR), (2, FAR), (1, FAR + 1)];
+    for (port, mac) in pairs {
+        uplink.limit(port, mac, MBIT);
+        assert_eq!(uplink.offer_all((port, mac), 40), [17, 23, 0]);
+        assert_eq!(uplink.go_on(1).len(), 17);
+    }
+    let mut lost = Vec::new();
+    let memory = &mut Memory::of(&mut uplink.store, &mut []);
+    uplink.queue.forget(memory, 1, |port| lost.push(port));
+    assert_eq!((lost, uplink.queue.len()), (vec![1; 46], 23));
+    let left = uplink.go_on(300);
+    assert!(left.iter().copied().eq((17..40).map(|number| (2, number))), "{left:?}");
+    assert!(uplink.queue.is_empty() && uplink.store.is_empty());
+    // The table and the lines know that no frame of the port waits.
+    assert_eq!(uplink.offer_all((1, FAR), 40), [17, 23, 0]);
+    assert_eq!(uplink.go_on(300).len(), 40);
+}
+
+#[test]
 fn lines_are_made_and_freed_with_the_home_and_not_with_the_queue() {
     let mut uplink = Uplink::new(64);
     let former = Arc::downgrade(&uplink.table);

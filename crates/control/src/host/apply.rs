@@ -161,6 +161,9 @@ impl Core {
         shared.network.keep(config);
         for name in &plan.removed {
             if let Some(port) = shared.ports.remove(name) {
+                if let Some(pairs) = compiler.pairs() {
+                    pairs.forget(port.id.0);
+                }
                 let last = port.counters.read();
                 if last != PortReading::default() {
                     shared.deleted.get_or_insert_default().merge(&last);

@@ -576,6 +576,10 @@ impl PairTable {
 
     fn set_vm(&self, port: u16, rates: VmRates, limited: bool) {
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
+        if !vm.measured.load(Ordering::Relaxed) {
+            // The debt may be that of another VM.
+            [&vm.default, &vm.send, &vm.receive].into_iter().for_each(PacedBucket::fill);
+        }
         vm.default.set(rates.default);
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
@@ -615,6 +619,20 @@ impl PairTable {
             vm.set_limited(false);
             if vm.waiting.load(Ordering::Relaxed) == 0 {
                 vm.measured.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Removes the VM at `port` with its limits and its pairs, because another VM may get the
+    /// number of the port. No frame of the VM may wait in a line.
+    pub fn forget(&self, port: u16) {
+        self.unlimit(port);
+        let Some(vm) = self.vms.get(usize::from(port)) else { return };
+        for (side, keys) in [(SENDER, &self.send_keys), (RECEIVER, &self.receive_keys)] {
+            for (at, key) in keys.all().filter(|(_, key)| PairKey(*key).port() == port) {
+                if keys.free(at, key) {
+                    vm.leaves(side);
+                }
             }
         }
     }

@@ -123,6 +123,11 @@ impl PacedBucket {
         self.rate.store(rate.0.min(RATE_MAX.0), Ordering::Relaxed);
     }
 
+    /// Fills the bucket, as if it were new.
+    pub(super) fn fill(&self) {
+        self.bucket.give(u64::MAX);
+    }
+
     /// Whether a rate above 0 is set.
     pub(super) fn is_set(&self) -> bool {
         self.rate.load(Ordering::Relaxed) != 0

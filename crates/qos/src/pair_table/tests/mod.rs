@@ -341,6 +341,27 @@ fn a_vm_waits_until_its_debt_is_paid() {
     assert_eq!(table.wait(1, at), Nanos::ZERO, "another VM");
     table.unlimit(VM);
     assert_eq!(table.wait(VM, at), Nanos::ZERO);
+    table.limit(VM, VmRates { default: mbps(400), send: mbps(10), receive: mbps(10) });
+    assert_eq!(table.wait(VM, at), Nanos::ZERO, "it may be another VM");
+}
+
+#[test]
+fn a_vm_that_leaves_takes_its_pairs_with_it_and_no_others() {
+    let (table, at) = (asking(), Nanos::from_millis(1));
+    assert_eq!(table.asked(VM, FAR, &Question::default()), None);
+    table.limit(1, VmRates { default: mbps(10), send: mbps(10), receive: mbps(10) });
+    table.send(1, FAR, FRAME, at);
+    assert_eq!((table.sending().count(), table.receiving().count()), (2, 1));
+    table.forget(VM);
+    assert_eq!((table.is_limited(VM), table.is_measured(VM)), (false, false));
+    let senders: Vec<u16> = table.sending().map(|read| read.pair.key.port()).collect();
+    assert_eq!((senders, table.receiving().count()), (vec![1], 0));
+    // The port may have as many pairs as before.
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(10), receive: mbps(10) });
+    (0..300).for_each(|pair| {
+        table.send(VM, FAR + pair, FRAME, at);
+    });
+    assert_eq!(table.sending().count(), 1 + PAIRS_OF_VM_MAX as usize);
 }
 
 fn guarantees() -> PairTable {

@@ -315,6 +315,29 @@ fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
 }
 
 #[test]
+fn a_new_port_has_no_pairs_of_a_port_that_had_its_number() {
+    let file = TempFile::new("fabric-number", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    let table = fake.snapshot().ports.iter().flatten().find_map(|port| port.pairs.clone()).unwrap();
+    let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille: 1_000 };
+    let plan = FabricTerms { held: [("red".to_owned(), held)].into(), ..terms(&[], &[], &[]) };
+    host.set_fabric(&plan).unwrap();
+    host.add_port(tap("t1"), false).unwrap();
+    host.allocate_rates(PERIOD);
+    assert_eq!(measured(&table), [0, 1, 3]);
+    for vm in [0, 3] {
+        table.send(vm, 0x5254_0000_0099, Size { bytes: 1_250, frames: 1 }, PERIOD);
+    }
+    host.del_port("t1", false).unwrap();
+    host.add_port(tap("t2"), false).unwrap();
+    assert_eq!(measured(&table), [0, 1], "before the next period");
+    let senders: Vec<u16> = table.sending().map(|read| read.pair.key.port()).collect();
+    assert_eq!(senders, [0]);
+    host.allocate_rates(PERIOD + PERIOD);
+    assert_eq!(measured(&table), [0, 1, 3], "the new port has the same number");
+}
+
+#[test]
 fn outside_a_fabric_no_port_has_pairs() {
     let file = TempFile::new("no-fabric", TEXT);
     let (host, fake) = start(&file);

@@ -136,7 +136,6 @@ impl Cutter {
 
 /// Cutters that no port uses. The control plane allocates them before a request that may need some,
 /// and frees those that are left before a later request, so the worker's thread does neither.
-#[derive(Default)]
 #[allow(clippy::vec_box, reason = "a cutter moves between the list and its port in its box")]
 pub(super) struct Spares(Mutex<Vec<Box<Cutter>>>);
 
@@ -147,6 +146,11 @@ impl core::fmt::Debug for Spares {
 }
 
 impl Spares {
+    /// Creates an empty list, which takes `most` cutters without an allocation.
+    pub fn new(most: usize) -> Self {
+        Self(Mutex::new(Vec::with_capacity(most)))
+    }
+
     /// Changes the number of spare cutters to `count`.
     pub fn provide(&self, count: usize) {
         let missing = count.saturating_sub(self.lock().len());

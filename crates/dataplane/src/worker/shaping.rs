@@ -194,7 +194,7 @@ struct Gate {
     /// Whether the cutter gave the frames of the port's last batch.
     gave: bool,
     /// State of the early signals to the port's senders, if the port has a limit.
-    early: Option<Box<Early>>,
+    early: Option<Early>,
     /// Whether the port sent frames to a shared port since its limit [`Limits::network`] was in
     /// debt, so that the port waits for the limit.
     leaves: bool,
@@ -253,7 +253,9 @@ fn group_of(terms: &ShapeTerms) -> usize {
 
 impl Gates {
     pub(super) fn new(ports: usize) -> Self {
-        Self { gates: (0..ports).map(|_| None).collect(), spares: Arc::default() }
+        // A port may have a cutter, and another one for a new snapshot.
+        let spares = Arc::new(Spares::new(2 * ports));
+        Self { gates: (0..ports).map(|_| None).collect(), spares }
     }
 
     /// Returns the cutters that no port uses.

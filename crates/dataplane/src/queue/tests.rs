@@ -69,7 +69,6 @@ impl PortQueue for OwnMemory {
         Pending::No
     }
     fn rx_burst(&mut self, _: &mut Batch) {}
-    fn rx_done(&mut self) {}
     fn tx_ready(&self) -> bool {
         true
     }
@@ -78,10 +77,6 @@ impl PortQueue for OwnMemory {
     }
     fn tx_burst(&mut self, _: &Batch, _: &[u8]) -> TxOutcome {
         TxOutcome::default()
-    }
-    fn publish(&mut self) {}
-    fn notify(&mut self) -> u32 {
-        0
     }
     fn buffers(&mut self) -> Option<&mut dyn Buffers> {
         Some(self)

@@ -61,10 +61,6 @@ impl PortQueue for Counting {
         self.pair.backlog()
     }
 
-    fn rx_done(&mut self) {
-        self.pair.rx_done();
-    }
-
     fn tx_ready(&self) -> bool {
         self.pair.tx_ready()
     }
@@ -75,14 +71,6 @@ impl PortQueue for Counting {
 
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         self.pair.tx_burst(batch, frames)
-    }
-
-    fn publish(&mut self) {
-        self.pair.publish();
-    }
-
-    fn notify(&mut self) -> u32 {
-        self.pair.notify()
     }
 
     fn rest(&mut self) -> bool {

@@ -30,7 +30,6 @@ use penstock_dataplane::counters::WorkerReading;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
-use penstock_qos::fair_share::Bound;
 use penstock_sim::{Costs, Notice, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, Rng, TscRate};
 
@@ -243,12 +242,9 @@ fn lower_class(
             let up = bed.add(1_024, Notice::Poll)?;
             let high = bed.add(RING, Notice::Poll)?;
             let terms = QueueTerms {
-                held_bytes: 262_144,
                 order,
                 pacing: Pacing::Link(BitsPerSecond(100_000_000_000)),
-                bound: Bound::default(),
-                frames: 4_096,
-                flows: false,
+                ..QueueTerms::default()
             };
             let home = QueueHome::new(terms, 8, 8);
             bed.world.set_policy(up, |policy| {

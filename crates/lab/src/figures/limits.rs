@@ -95,12 +95,11 @@ impl Bed {
                 let (order, pacing) = (Order::Fifo, Pacing::None);
                 let home = QueueHome::new(
                     QueueTerms {
-                        held_bytes: 2 << 20,
                         order,
                         pacing,
                         bound,
-                        frames: 4_096,
-                        flows: false,
+                        held_bytes: 2 << 20,
+                        ..QueueTerms::default()
                     },
                     8,
                     8,

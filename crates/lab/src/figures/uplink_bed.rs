@@ -53,7 +53,7 @@ pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {
         wait: Nanos::from_millis(if holds { 10 } else { 1_000 }),
         excess: if holds { Excess::Hold } else { Excess::Drop },
     };
-    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096, flows: false }
+    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, ..QueueTerms::default() }
 }
 
 /// Returns the default terms of a `fair-share` output at which each flow of a VM has its own queue.

@@ -258,14 +258,8 @@ impl Bed {
         pacing: Pacing,
         bound: Bound,
     ) -> Arc<QueueHome> {
-        let terms = QueueTerms {
-            order,
-            pacing,
-            bound,
-            held_bytes: bound.bytes,
-            frames: 4_096,
-            flows: false,
-        };
+        let terms =
+            QueueTerms { order, pacing, bound, held_bytes: bound.bytes, ..QueueTerms::default() };
         let home = QueueHome::new(terms, PORTS, PORTS);
         if order == Order::Wfq {
             self.port(name).queue = Some(Arc::clone(&home));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
-use penstock_dataplane::port::packed_ring::{PackedRing, RingSpec};
+use penstock_dataplane::port::packed_ring::{PackedRing, RingAddresses, RingSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
 
 use crate::guest::{Guest, USER, with_guest};
@@ -128,17 +128,12 @@ fn packed(
 ) {
     let descriptors = input.slice(16 * usize::from(size));
     guest.write(0, descriptors);
+    let at = RingAddresses { descriptors: USER, available: USER + 0x400, used: USER + 0x404 };
     let spec = RingSpec {
-        size: size.into(),
-        descriptors: USER,
-        available: USER + 0x400,
-        used: USER + 0x404,
         base: 0x8000_8000,
         event_idx: input.bool(),
         in_order: input.bool(),
-        mergeable: true,
-        header: 12,
-        call: None,
+        ..RingSpec::new(size.into(), at)
     };
     let mut ring = PackedRing::new(spec, Arc::clone(&guest.memory)).expect("a lawful ring");
     let part = region.packed(queue, size).expect("a queue of the region");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
 use penstock_dataplane::offload::VNET_HDR_LEN;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::packed_ring::{PackedRing, RingSpec};
+use penstock_dataplane::port::packed_ring::{PackedRing, RingAddresses, RingSpec};
 
 use crate::guest::{
     Guest, REGIONS, TABLES, USER, address, check_taken, fill, length, place, with_guest,
@@ -95,17 +95,14 @@ impl<'a> Game<'a> {
         let (shape, size) = (input.u8(), 1 + input.below(SIZE_MAX));
         let size = u16::try_from(size).ok()?;
         let (mergeable, in_order) = (shape & 1 != 0, shape & 2 != 0);
+        let (available, used) = (USER + DRIVER_EVENT, USER + DEVICE_EVENT);
+        let at = RingAddresses { descriptors: USER + RING, available, used };
         let spec = RingSpec {
-            size: u32::from(size),
-            descriptors: USER + RING,
-            available: USER + DRIVER_EVENT,
-            used: USER + DEVICE_EVENT,
             base: FRESH,
             event_idx: shape & 4 != 0,
             in_order,
             mergeable,
-            header: VNET_HDR_LEN,
-            call: None,
+            ..RingSpec::new(size.into(), at)
         };
         let ring = PackedRing::new(spec, Arc::clone(&guest.memory)).ok()?;
         let offered = At { index: 0, ready: AVAIL };

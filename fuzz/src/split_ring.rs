@@ -10,7 +10,7 @@ use std::sync::Arc;
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
 use penstock_dataplane::offload::VNET_HDR_LEN;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
 use crate::guest::{
     Guest, REGIONS, TABLES, USER, address, check_taken, fill, length, place, with_guest,
@@ -61,17 +61,14 @@ impl<'a> Game<'a> {
         let start = if shape & 32 != 0 { 0xfff0_u16 } else { 0 };
         guest.write(USED + 2, &start.to_le_bytes());
         guest.write(AVAILABLE + 2, &start.to_le_bytes());
+        let (available, used) = (USER + AVAILABLE, USER + USED);
+        let at = RingAddresses { descriptors: USER + DESCRIPTORS, available, used };
         let spec = RingSpec {
-            size: u32::from(size),
-            descriptors: USER + DESCRIPTORS,
-            available: USER + AVAILABLE,
-            used: USER + USED,
             base: start.into(),
             event_idx: shape & 64 != 0,
-            in_order: false,
             mergeable,
             header,
-            call: None,
+            ..RingSpec::new(size.into(), at)
         };
         let ring = SplitRing::new(spec, Arc::clone(&guest.memory)).ok()?;
         Some(Self { guest, ring, size, header, mergeable, offered: start, used: start })

@@ -148,11 +148,8 @@ fn claims(outcome: &mut Outcome, busy: f64, configured: f64) {
     outcome
         .claim(Claim::new("overhead_pct_28", what, "%").published(2.098).below(0.5).measured(busy));
     let what = "the same with 972 more silent VMs; must be within 10 % of overhead_pct_28";
-    outcome.claim(
-        Claim::new("overhead_pct_1000_configured", what, "%")
-            .within(0.9 * busy, 1.1 * busy)
-            .measured(configured),
-    );
+    let claim = Claim::new("overhead_pct_1000_configured", what, "%");
+    outcome.claim(claim.within(0.9 * busy, 1.1 * busy).measured(configured));
 }
 
 /// Measures the cycles of the turns of a [`CoreLoop`].

@@ -75,12 +75,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         for (client, (share, due)) in shares.iter().zip(due).enumerate() {
             let id = format!("{name}_share_c{}", client + 1);
             let what = format!("c{}'s share of the link under {}", client + 1, egress.name());
-            outcome.claim(
-                Claim::new(&id, what, "")
-                    .published(due)
-                    .within(due - BAND, due + BAND)
-                    .measured(*share),
-            );
+            let claim = Claim::new(&id, what, "");
+            outcome.claim(claim.published(due).within(due - BAND, due + BAND).measured(*share));
         }
     }
     Ok(outcome)

@@ -570,9 +570,8 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     };
     let kept =
         "The least part that the victim keeps of its purchase, or of its rate alone if smaller.";
-    outcome.claim(
-        Claim::new("c2qos_victim_kept_pct", kept, "%").at_least(99.0).measured(worst("c2qos")),
-    );
+    let claim = Claim::new("c2qos_victim_kept_pct", kept, "%");
+    outcome.claim(claim.at_least(99.0).measured(worst("c2qos")));
     let shown = [
         (
             "bps_victim_kept_pct",

@@ -357,10 +357,6 @@ impl Seen {
 }
 
 /// Runs the live experiment of C2QoS Fig. 11: (c), and then (a) and (b) ([`super::accuracy`]).
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, wanted) = (context.live.secs.unwrap_or(0.5), context.live.runs.unwrap_or(5));
     let mut subjects = Subjects::start(context)?;
@@ -494,10 +490,6 @@ fn nan_max(a: f64, b: f64) -> f64 {
 }
 
 /// Runs the live experiment of C2QoS Fig. 3.
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, runs) = (context.live.secs.unwrap_or(0.6), context.live.runs.unwrap_or(3));
     let mut subjects = Subjects::start(context)?;

@@ -218,9 +218,6 @@ impl Got {
 }
 
 /// Runs the live experiment.
-///
-/// # Errors
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;

@@ -403,10 +403,6 @@ struct Found {
 }
 
 /// Runs the live experiment of C2QoS Fig. 1.
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let with_peer = context.live.peer.is_some();
     if with_peer {

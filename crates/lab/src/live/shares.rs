@@ -425,10 +425,6 @@ fn least_of_due(rates: &Rates) -> f64 {
 }
 
 /// Runs the live experiment of FS-VDE's Table II.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     needs("sysctl", "procps")?;

@@ -34,6 +34,7 @@ use penstock_sim::{Costs, Notice, PortHandle, SinkSpec, SourceSpec, World, World
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, Rng, TscRate};
 
 use crate::accounts::{self, Bands, Found, Totals};
+use crate::evidence::stats::float;
 use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::live;
 
@@ -267,11 +268,6 @@ fn lower_class(
 
 const SIM: Bands =
     Bands { kept: 99.5, charged: (0.97, 1.03), lower: 99.0, unattributed: 0.0, host: 1.0 };
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn float(n: u64) -> f64 {
-    n as f64
-}
 
 fn picture(record: &Record) -> Picture {
     let y = Axis::linear("time, %").from(0.0).to(100.0);

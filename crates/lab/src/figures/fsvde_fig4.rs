@@ -30,6 +30,7 @@ use penstock_qos::vtrr::Vtrr;
 use penstock_units::{BitsPerSecond, Weight};
 
 use super::fsvde_link::{self as link, Client, Egress};
+use crate::evidence::stats::count as number;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -96,11 +97,6 @@ fn schedule() -> anyhow::Result<Vec<usize>> {
         Some(slot)
     };
     Ok((0..3 * SCHEDULE.len()).filter_map(|_| turn()).collect())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "small")]
-fn number(n: usize) -> f64 {
-    n as f64
 }
 
 fn picture(record: &Record) -> Picture {

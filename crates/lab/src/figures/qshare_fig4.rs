@@ -48,6 +48,7 @@ use penstock_sim::fabric::{System, TenantSpec};
 use penstock_units::Nanos;
 
 use super::qshare_core::{self as core, CONNECTIONS, Core, Demand};
+use crate::evidence::stats::{count, float as number};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Done, Plant, Troubles};
 
@@ -264,16 +265,6 @@ fn least(points: &[(f64, f64)]) -> f64 {
 
 fn mean(points: &[(f64, f64)]) -> f64 {
     points.iter().map(|point| point.1).sum::<f64>() / count(points.len())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn count(n: usize) -> f64 {
-    n as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn number(n: u64) -> f64 {
-    n as f64
 }
 
 fn picture(record: &Record) -> Picture {

@@ -39,13 +39,12 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use penstock_fabric::hose::Hose;
-use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
-use penstock_fabric::score::payment;
+use penstock_fabric::queue_binding::{Binding, Mode, Settings};
 use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
 use penstock_sim::Rng;
 use penstock_units::BitsPerSecond;
 
-use super::qshare_datacenter::{SETTINGS, fully_reserved, tree};
+use super::qshare_datacenter::{SETTINGS, candidates, fully_reserved, tree};
 use crate::evidence::stats::{count, fit, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
@@ -148,19 +147,7 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
     let mut binding = Binding::new(Settings::new(Mode::PerEgressMap), topology.links())?;
     let mut last = 0.0;
     for _ in 0..3 {
-        let tenants: Vec<Candidate<'_>> = datacenter
-            .tenants()
-            .map(|(tenant, t)| {
-                let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate {
-                    tenant,
-                    score,
-                    links: &t.placement.entry.links,
-                    movable: true,
-                    shares: false,
-                }
-            })
-            .collect();
+        let tenants = candidates(datacenter, rng);
         let begin = clock::now();
         let pass = binding.pass(topology, &tenants);
         last = seconds(begin);

@@ -4,11 +4,14 @@
 //! **Rule.** The switch must never change bytes in the holes between the guest's regions
 //! ([`Guest::check_holes`]).
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
+use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
 
@@ -31,6 +34,23 @@ const HOLE_BYTE: u8 = 0xc5;
 /// Guest address at which inputs usually put indirect tables and small buffers.
 pub(crate) const TABLES: u64 = 0xa00;
 
+thread_local! {
+    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
+}
+
+/// Runs a test with a guest whose memory has its initial content. The batch may contain frames of
+/// an earlier test.
+///
+/// # Panics
+/// Panics if a byte outside the guest's regions was written.
+pub(crate) fn with_guest(test: impl FnOnce(&Guest, &mut Batch)) {
+    GUEST.with_borrow_mut(|(guest, batch)| {
+        guest.reset();
+        test(guest, batch);
+        guest.check_holes();
+    });
+}
+
 #[derive(Debug)]
 pub(crate) struct Guest {
     file: File,
@@ -39,7 +59,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         let file = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("a memory file");
         let file = File::from(file);
         file.set_len(FILE as u64).expect("a size");
@@ -77,12 +97,12 @@ impl Guest {
     }
 
     /// Restores the initial content of the memory file.
-    pub(crate) fn reset(&self) {
+    fn reset(&self) {
         self.file.write_all_at(&self.blank, 0).expect("the file");
     }
 
     /// Panics if a byte outside the regions was written.
-    pub(crate) fn check_holes(&self) {
+    fn check_holes(&self) {
         let bytes = self.bytes();
         for (at, len) in HOLES {
             let whole = bytes[at..at + len].iter().all(|b| *b == HOLE_BYTE);
@@ -96,6 +116,37 @@ pub(crate) fn frame_of(i: usize, len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (1..=251_u8).cycle().skip(i).take(len).collect();
     frame[0] = u8::try_from(i).unwrap_or(u8::MAX);
     frame
+}
+
+/// Fills the batch with frames of lengths from the input, and returns the frames.
+pub(crate) fn fill(input: &mut Input<'_>, batch: &mut Batch) -> Vec<Vec<u8>> {
+    let count = 1 + input.below(BATCH_FRAMES);
+    let mut frames = Vec::new();
+    for i in 0..count {
+        let len = 14 + usize::from(input.u8()) * if i % 4 == 3 { 37 } else { 1 };
+        let frame = frame_of(i, len);
+        if batch.push(&frame, Offload::NONE).is_err() {
+            break;
+        }
+        frames.push(frame);
+    }
+    frames
+}
+
+/// Checks that the batch has exactly the wanted headers and frames, and an error for each chain
+/// that has none.
+pub(crate) fn check_taken(batch: &Batch, wanted: &[Option<(Vec<u8>, Vec<u8>)>]) {
+    let good: Vec<_> = wanted.iter().flatten().collect();
+    assert_eq!(batch.len(), good.len(), "frames");
+    assert_eq!(batch.errors as usize, wanted.len() - good.len(), "bad chains");
+    for (i, (header, frame)) in good.into_iter().enumerate() {
+        let mut got = Vec::new();
+        batch.copy_out(i, &mut got);
+        assert_eq!(&got, frame, "frame {i}");
+        let mut wire = [0; VNET_HDR_LEN];
+        wire[..header.len()].copy_from_slice(header);
+        assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
+    }
 }
 
 /// Returns the file offset of a guest address in the first region.

@@ -5,7 +5,6 @@
 //! packed ring starts at a position inside the ring, and writes nothing outside the guest's
 //! regions.
 
-use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -13,19 +12,15 @@ use std::sync::Arc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
-use penstock_dataplane::port::packed_ring::{PackedRing, RingSpec};
+use penstock_dataplane::port::packed_ring::{PackedRing, RingAddresses, RingSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
 
-use crate::guest::{Guest, USER};
+use crate::guest::{Guest, USER, with_guest};
 use crate::input::Input;
 
 const BYTES: usize = 4096;
 const QUEUES: u16 = 2;
 const SIZE_MAX: usize = 16;
-
-thread_local! {
-    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
-}
 
 /// Runs the target on one input.
 ///
@@ -62,9 +57,7 @@ pub fn run(data: &[u8]) {
     let Ok(region) = region.map(Arc::new) else { return };
     let queue = u16::from(choice >> 7);
     if layout == RingLayout::Packed {
-        GUEST.with_borrow_mut(|(guest, batch)| {
-            packed(guest, batch, &region, (queue, size), &mut input)
-        });
+        with_guest(|guest, batch| packed(guest, batch, &region, (queue, size), &mut input));
     } else {
         let part = region.split(queue, size).expect("a queue of the region");
         let mut model = read(&file);
@@ -133,20 +126,14 @@ fn packed(
     (queue, size): (u16, u16),
     input: &mut Input<'_>,
 ) {
-    guest.reset();
     let descriptors = input.slice(16 * usize::from(size));
     guest.write(0, descriptors);
+    let at = RingAddresses { descriptors: USER, available: USER + 0x400, used: USER + 0x404 };
     let spec = RingSpec {
-        size: size.into(),
-        descriptors: USER,
-        available: USER + 0x400,
-        used: USER + 0x404,
         base: 0x8000_8000,
         event_idx: input.bool(),
         in_order: input.bool(),
-        mergeable: true,
-        header: 12,
-        call: None,
+        ..RingSpec::new(size.into(), at)
     };
     let mut ring = PackedRing::new(spec, Arc::clone(&guest.memory)).expect("a lawful ring");
     let part = region.packed(queue, size).expect("a queue of the region");
@@ -166,5 +153,4 @@ fn packed(
         ring.publish();
         ring.notify();
     }
-    guest.check_holes();
 }

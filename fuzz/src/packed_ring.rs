@@ -6,15 +6,16 @@
 //! under the chain's id. The frames that `give` reports as delivered are in the used buffers. If
 //! ring and buffers overlap in memory, the target does not compare results.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
-use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
+use penstock_dataplane::offload::VNET_HDR_LEN;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::packed_ring::{PackedRing, RingSpec};
+use penstock_dataplane::port::packed_ring::{PackedRing, RingAddresses, RingSpec};
 
-use crate::guest::{Guest, REGIONS, TABLES, USER, address, frame_of, length, place};
+use crate::guest::{
+    Guest, REGIONS, TABLES, USER, address, check_taken, fill, length, place, with_guest,
+};
 use crate::input::Input;
 use crate::model::{AVAIL, Chain, Memory, Packed, Range, USED, WRITE, overlap};
 
@@ -25,17 +26,12 @@ const SIZE_MAX: usize = 64;
 /// Initial value of a packed ring: positions 0, and wrap counters 1.
 const FRESH: u32 = 0x8000_8000;
 
-thread_local! {
-    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
-}
-
 /// Runs the target on one input.
 ///
 /// # Panics
 /// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
-    GUEST.with_borrow_mut(|(guest, batch)| {
-        guest.reset();
+    with_guest(|guest, batch| {
         let mut input = Input::new(data);
         let Some(mut game) = Game::new(&mut input, guest) else { return };
         while !input.is_empty() {
@@ -43,7 +39,6 @@ pub fn run(data: &[u8]) {
             batch.errors = 0;
             game.step(&mut input, batch);
         }
-        guest.check_holes();
     });
 }
 
@@ -100,17 +95,14 @@ impl<'a> Game<'a> {
         let (shape, size) = (input.u8(), 1 + input.below(SIZE_MAX));
         let size = u16::try_from(size).ok()?;
         let (mergeable, in_order) = (shape & 1 != 0, shape & 2 != 0);
+        let (available, used) = (USER + DRIVER_EVENT, USER + DEVICE_EVENT);
+        let at = RingAddresses { descriptors: USER + RING, available, used };
         let spec = RingSpec {
-            size: u32::from(size),
-            descriptors: USER + RING,
-            available: USER + DRIVER_EVENT,
-            used: USER + DEVICE_EVENT,
             base: FRESH,
             event_idx: shape & 4 != 0,
             in_order,
             mergeable,
-            header: VNET_HDR_LEN,
-            call: None,
+            ..RingSpec::new(size.into(), at)
         };
         let ring = PackedRing::new(spec, Arc::clone(&guest.memory)).ok()?;
         let offered = At { index: 0, ready: AVAIL };
@@ -220,17 +212,7 @@ impl<'a> Game<'a> {
             .iter()
             .map(|c| c.chain.as_ref().and_then(|chain| memory.frame_in(chain, VNET_HDR_LEN)))
             .collect();
-        let good: Vec<_> = wanted.iter().flatten().collect();
-        assert_eq!(batch.len(), good.len(), "frames");
-        assert_eq!(batch.errors as usize, wanted.len() - good.len(), "bad chains");
-        for (i, (header, frame)) in good.into_iter().enumerate() {
-            let mut got = Vec::new();
-            batch.copy_out(i, &mut got);
-            assert_eq!(&got, frame, "frame {i}");
-            let mut wire = [0; VNET_HDR_LEN];
-            wire.copy_from_slice(header);
-            assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
-        }
+        check_taken(batch, &wanted);
         // If the switch consumed a whole round, no chain is available before the switch returns
         // chains.
         let spans: usize = chains.len();
@@ -270,16 +252,7 @@ impl<'a> Game<'a> {
     }
 
     fn give(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
-        let count = 1 + input.below(BATCH_FRAMES);
-        let mut frames = Vec::new();
-        for i in 0..count {
-            let len = 14 + usize::from(input.u8()) * if i % 4 == 3 { 37 } else { 1 };
-            let frame = frame_of(i, len);
-            if batch.push(&frame, Offload::NONE).is_err() {
-                break;
-            }
-            frames.push(frame);
-        }
+        let frames = fill(input, batch);
         let order: Vec<u8> = (0..).take(frames.len()).collect();
         let before = self.guest.bytes();
         let (from, used) = self.stands();

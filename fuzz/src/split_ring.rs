@@ -5,15 +5,16 @@
 //! used entries and used index equal those of `model`. If ring and buffers overlap in memory, the
 //! target does not compare results.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
-use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
+use penstock_dataplane::offload::VNET_HDR_LEN;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
-use crate::guest::{Guest, REGIONS, TABLES, USER, address, frame_of, length, place};
+use crate::guest::{
+    Guest, REGIONS, TABLES, USER, address, check_taken, fill, length, place, with_guest,
+};
 use crate::input::Input;
 use crate::model::{Memory, Range, WRITE, overlap};
 
@@ -22,17 +23,12 @@ const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x600;
 const SIZE_MAX_LOG2: usize = 6;
 
-thread_local! {
-    static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
-}
-
 /// Runs the target on one input.
 ///
 /// # Panics
 /// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
-    GUEST.with_borrow_mut(|(guest, batch)| {
-        guest.reset();
+    with_guest(|guest, batch| {
         let mut input = Input::new(data);
         let Some(mut game) = Game::new(&mut input, guest) else { return };
         while !input.is_empty() {
@@ -40,7 +36,6 @@ pub fn run(data: &[u8]) {
             batch.errors = 0;
             game.step(&mut input, batch);
         }
-        guest.check_holes();
     });
 }
 
@@ -66,17 +61,14 @@ impl<'a> Game<'a> {
         let start = if shape & 32 != 0 { 0xfff0_u16 } else { 0 };
         guest.write(USED + 2, &start.to_le_bytes());
         guest.write(AVAILABLE + 2, &start.to_le_bytes());
+        let (available, used) = (USER + AVAILABLE, USER + USED);
+        let at = RingAddresses { descriptors: USER + DESCRIPTORS, available, used };
         let spec = RingSpec {
-            size: u32::from(size),
-            descriptors: USER + DESCRIPTORS,
-            available: USER + AVAILABLE,
-            used: USER + USED,
             base: start.into(),
             event_idx: shape & 64 != 0,
-            in_order: false,
             mergeable,
             header,
-            call: None,
+            ..RingSpec::new(size.into(), at)
         };
         let ring = SplitRing::new(spec, Arc::clone(&guest.memory)).ok()?;
         Some(Self { guest, ring, size, header, mergeable, offered: start, used: start })
@@ -154,17 +146,7 @@ impl<'a> Game<'a> {
         let heads: Vec<u16> =
             (0..taken).map(|i| self.head(&memory, base.wrapping_add(i))).collect();
         let wanted: Vec<_> = heads.iter().map(|h| memory.frame(*h, self.header)).collect();
-        let good: Vec<_> = wanted.iter().flatten().collect();
-        assert_eq!(batch.len(), good.len(), "frames of {heads:?}");
-        assert_eq!(batch.errors as usize, heads.len() - good.len(), "bad chains of {heads:?}");
-        for (i, (header, frame)) in good.into_iter().enumerate() {
-            let mut got = Vec::new();
-            batch.copy_out(i, &mut got);
-            assert_eq!(&got, frame, "frame {i}");
-            let mut wire = [0; VNET_HDR_LEN];
-            wire[..self.header].copy_from_slice(header);
-            assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
-        }
+        check_taken(batch, &wanted);
         if waiting <= self.size && !self.ring.is_stopped() {
             let all = usize::from(waiting).min(BATCH_FRAMES);
             assert!(usize::from(taken) >= all || !batch.has_room(), "{taken} of {waiting}");
@@ -191,16 +173,7 @@ impl<'a> Game<'a> {
     }
 
     fn give(&mut self, input: &mut Input<'_>, batch: &mut Batch) {
-        let count = 1 + input.below(BATCH_FRAMES);
-        let mut frames = Vec::new();
-        for i in 0..count {
-            let len = 14 + usize::from(input.u8()) * if i % 4 == 3 { 37 } else { 1 };
-            let frame = frame_of(i, len);
-            if batch.push(&frame, Offload::NONE).is_err() {
-                break;
-            }
-            frames.push(frame);
-        }
+        let frames = fill(input, batch);
         let order: Vec<u8> = (0..).take(frames.len()).collect();
         let before = self.guest.bytes();
         let base = self.base();

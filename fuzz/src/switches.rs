@@ -116,14 +116,9 @@ pub fn run_sonic(data: &[u8]) {
         sonic::Settings { mode, queues: QUEUES, tenant_queues, ..sonic::Settings::default() };
     let endpoint = Endpoint::Unix("/nowhere".into());
     let switch = SonicSwitch::new("leaf1", &ports(), settings, endpoint).expect("right settings");
-    let can = Capabilities {
-        queues: QUEUES,
-        classes: 8,
-        weights: (1, 100),
-        remap: !fixed,
-        fixed_map: if fixed { map_of(QUEUES) } else { BTreeMap::new() },
-        map_per_port: !fixed,
-    };
+    let fixed_map = if fixed { map_of(QUEUES) } else { BTreeMap::new() };
+    let (remap, map_per_port) = (!fixed, !fixed);
+    let can = Capabilities { remap, fixed_map, map_per_port, ..Capabilities::new(QUEUES, 8) };
     let (stamp, changes) = changes(&mut input);
     let mut tables = tables(input);
     let before = tables.clone();
@@ -178,14 +173,7 @@ pub fn run_gnmi(data: &[u8]) {
         set_wait: Duration::from_secs(1),
     };
     let switch = GnmiSwitch::new("leaf1", &ports(), settings).expect("right settings");
-    let can = Capabilities {
-        queues: QUEUES,
-        classes: QUEUES,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: false,
-    };
+    let can = Capabilities { map_per_port: false, ..Capabilities::new(QUEUES, QUEUES) };
     assert!(can.classes < ONE_STEP);
     let (stamp, changes) = changes(&mut input);
     let rest = input.rest();

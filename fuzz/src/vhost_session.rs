@@ -16,11 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
+use penstock_dataplane::port::vhost_user::VhostUserConfig;
 use penstock_dataplane::port::vhost_user::stepped::SteppedPort;
-use penstock_dataplane::port::vhost_user::{SocketMode, VhostUserConfig};
 
 use crate::input::Input;
 use crate::session_driver::{
@@ -423,16 +422,8 @@ impl Game {
 
 fn connect() -> (Line, SteppedPort) {
     let (ours, theirs) = UnixStream::pair().expect("two ends");
-    let config = VhostUserConfig {
-        name: "fuzz".to_owned(),
-        path: PathBuf::from("/fuzz"),
-        mode: SocketMode::Server,
-        queue_pairs: PAIRS,
-        offloads: OffloadCaps::ALL,
-        socket_mode: 0o600,
-        socket_owner: None,
-        socket_group: None,
-    };
+    let one = VhostUserConfig::new("fuzz", PathBuf::from("/fuzz"));
+    let config = VhostUserConfig { queue_pairs: PAIRS, ..one };
     (Line(ours), SteppedPort::new(&config, theirs).expect("a port"))
 }
 

@@ -35,7 +35,7 @@ use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::packed_ring::PackedRing;
 use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const LEN: u64 = 1 << 20;
@@ -331,18 +331,8 @@ impl Numbers {
 }
 
 fn spec(base: u32) -> RingSpec {
-    RingSpec {
-        size: SIZE.into(),
-        descriptors: USER,
-        available: USER + DRIVER,
-        used: USER + DEVICE,
-        base,
-        event_idx: true,
-        in_order: false,
-        mergeable: true,
-        header: usize::try_from(HEADER).unwrap(),
-        call: None,
-    }
+    let at = RingAddresses { descriptors: USER, available: USER + DRIVER, used: USER + DEVICE };
+    RingSpec { base, event_idx: true, ..RingSpec::new(SIZE.into(), at) }
 }
 
 /// A driver that fills a ring with random descriptors for one test. The buffers of the driver do

@@ -18,7 +18,7 @@ use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::peer_memory::pages_replaced;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const HUGE: u64 = 2 << 20;
@@ -42,19 +42,8 @@ fn put(file: &File, at: u64, bytes: &[u8], huge: bool) {
 }
 
 fn ring(memory: &Arc<GuestMemory>) -> SplitRing {
-    let spec = RingSpec {
-        size: 64,
-        descriptors: USER,
-        available: USER + 0x1000,
-        used: USER + 0x2000,
-        base: 0,
-        event_idx: false,
-        in_order: false,
-        mergeable: true,
-        header: 12,
-        call: None,
-    };
-    SplitRing::new(spec, Arc::clone(memory)).unwrap()
+    let at = RingAddresses { descriptors: USER, available: USER + 0x1000, used: USER + 0x2000 };
+    SplitRing::new(RingSpec::new(64, at), Arc::clone(memory)).unwrap()
 }
 
 /// Runs a ring whose descriptors are in one memory region and whose buffers are in another memory

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
-use penstock_units::Nanos;
+use penstock_units::{Nanos, utc_date};
 
 /// Reads the machine's monotonic clock.
 #[expect(
@@ -62,22 +62,13 @@ pub fn since_1970() -> Nanos {
 /// Current date and time in UTC, to the second, for example `2026-11-21T14:00:00Z`.
 #[must_use]
 pub fn utc() -> String {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
-    date_text(now.map_or(0, |now| now.tv_sec()))
+    date_text(since_1970().0 / 1_000_000_000)
 }
 
-/// Converts seconds since 1970 to a date (<https://howardhinnant.github.io/date_algorithms.html>).
-fn date_text(seconds: i64) -> String {
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let shifted = days + 719_468;
-    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+/// Converts seconds since 1970 to a date and a time.
+fn date_text(seconds: u64) -> String {
+    let (year, month, day) = utc_date(seconds);
+    let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 

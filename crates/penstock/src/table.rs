@@ -2,23 +2,24 @@
 
 use std::fmt::Write as _;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
-    Left,
-    Right,
-}
-
 /// A text table. Each column is as wide as its widest cell, with two spaces between columns.
 #[derive(Clone, Debug)]
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    /// Names of the columns, and whether a column is aligned to the right.
+    columns: Vec<(String, bool)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
+    /// Creates a table with columns whose names are separated by `|`. A column is aligned to the
+    /// right if `>` precedes its name.
     #[must_use]
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
-        Self { columns: columns.to_vec(), rows: Vec::new() }
+    pub fn new(columns: &str) -> Self {
+        let column = |name: &str| match name.strip_prefix('>') {
+            Some(name) => (name.to_owned(), true),
+            None => (name.to_owned(), false),
+        };
+        Self { columns: columns.split('|').map(column).collect(), rows: Vec::new() }
     }
 
     /// Adds a row.
@@ -31,6 +32,12 @@ impl Table {
         self.rows.push(row.into_iter().map(|cell| printable(&cell)).collect());
     }
 
+    /// Returns the table as text, or `none` if the table has no rows.
+    #[must_use]
+    pub fn render_or(&self, none: &str) -> String {
+        if self.rows.is_empty() { none.to_owned() } else { self.render() }
+    }
+
     /// Returns the table as text, with one line per row and no space at a line's end.
     #[must_use]
     pub fn render(&self) -> String {
@@ -39,16 +46,17 @@ impl Table {
             cells.max().unwrap_or(0).max(self.columns[at].0.len())
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).into()).collect();
+        let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         let mut text = String::new();
         for row in std::iter::once(&heading).chain(&self.rows) {
             let mut line = String::new();
             for (at, cell) in row.iter().enumerate() {
                 let width = widths[at];
                 // Writing to a String cannot fail.
-                let _ = match self.columns[at].1 {
-                    Align::Left => write!(line, "{cell:<width$}  "),
-                    Align::Right => write!(line, "{cell:>width$}  "),
+                let _ = if self.columns[at].1 {
+                    write!(line, "{cell:>width$}  ")
+                } else {
+                    write!(line, "{cell:<width$}  ")
                 };
             }
             text.push_str(line.trim_end());
@@ -183,8 +191,7 @@ mod tests {
 
     #[test]
     fn columns_align_and_lines_have_no_tail() {
-        let mut table =
-            Table::new(&[("NAME", Align::Left), ("RX", Align::Right), ("", Align::Left)]);
+        let mut table = Table::new("NAME|>RX|");
         table.row(["vm1".into(), "7".into(), String::new()]);
         table.row(["uplink0".into(), "1,234".into(), "x".into()]);
         assert_eq!(
@@ -197,7 +204,7 @@ mod tests {
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
-        let mut table = Table::new(&[("NAME", Align::Left)]);
+        let mut table = Table::new("NAME");
         table.row(["a\u{1b}[2Jb\n".into()]);
         assert_eq!(table.render(), "NAME\na\u{fffd}[2Jb\u{fffd}\n");
     }

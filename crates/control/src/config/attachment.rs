@@ -22,7 +22,7 @@ impl Default for Queues {
 }
 
 /// `vhost-user`: a virtual machine's virtio-net device behind a unix socket.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { socket = \"/run/penstock/vm1.sock\" }")]
 pub struct VhostUser {
     /// Path of the socket, at most 107 bytes.
@@ -58,21 +58,12 @@ impl VhostUser {
     /// Returns a device with one queue pair, on a unix socket on which the switch listens.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self {
-            socket: socket.into(),
-            mode: SocketMode::default(),
-            queues: Queues::default(),
-            offloads: Offloads::default(),
-            interrupts: false,
-            socket_mode: None,
-            socket_owner: None,
-            socket_group: None,
-        }
+        Self { socket: socket.into(), ..Self::default() }
     }
 }
 
 /// `tap`: a TAP interface that the switch creates.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { interface = \"tap0\" }")]
 pub struct Tap {
     /// Name of the interface, at most 15 bytes.
@@ -97,13 +88,12 @@ impl Tap {
     /// Returns a TAP interface with one queue pair, in the daemon's network namespace.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
-        let (queues, offloads) = (Queues::default(), Offloads::default());
-        Self { interface: interface.into(), netns: None, queues, offloads, mtu: None }
+        Self { interface: interface.into(), ..Self::default() }
     }
 }
 
 /// `packet`: an existing interface, attached through a packet socket.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { interface = \"eth1\" }")]
 pub struct Packet {
     /// Name of the interface, at most 15 bytes.
@@ -121,13 +111,13 @@ impl Packet {
     /// Returns an existing interface in the daemon's network namespace, with a packet socket.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
-        Self { interface: interface.into(), netns: None, offloads: Offloads::default() }
+        Self { interface: interface.into(), ..Self::default() }
     }
 }
 
 /// `xdp`: an existing interface, attached through AF_XDP. If the kernel or the driver refuses
 /// AF_XDP, the daemon uses a packet socket.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table such as { interface = \"eth1\" }")]
 pub struct Xdp {
     /// Name of the interface, at most 15 bytes.
@@ -148,8 +138,7 @@ impl Xdp {
     /// Returns an existing interface with one queue for AF_XDP, in the daemon's network namespace.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
-        let (queues, zero_copy) = (Queues::default(), ZeroCopy::default());
-        Self { interface: interface.into(), netns: None, queues, zero_copy }
+        Self { interface: interface.into(), ..Self::default() }
     }
 }
 

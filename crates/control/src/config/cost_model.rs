@@ -409,60 +409,12 @@ fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::tests::model_toml;
 
-    /// The text of a small valid cost model.
-    const GOOD: &str = r#"
-[about]
-version = 1
-host = "here"
-date = "2026-11-21T14:00:00Z"
-cpu = "a \"cpu\""
-made_by = "penstock 0.1.0 calibrate"
-tsc_hz = 2000000000
-
-[batch]
-per_batch = { median = 300, min = 290.5, max = 310 }
-frames = 32
-source = "measured"
-
-[numa_remote]
-factor = { median = 1.4, min = 1.4, max = 1.4 }
-source = "published"
-
-[[vms]]
-count = 1
-factor = { median = 1, min = 1, max = 1 }
-source = "measured"
-
-[[cores]]
-count = 1
-factor = { median = 1, min = 1, max = 1 }
-source = "measured"
-
-[[action]]
-name = "vlan-push"
-per_frame = { median = 5, min = 4, max = 6 }
-per_byte = 0
-source = "measured"
-"#;
-
+    /// The text of a small valid cost model, with a quoted name and a range of cycles.
     fn good() -> String {
-        let mut text = GOOD.to_owned();
-        for flows in ["single", "multiple"] {
-            for (size, ingress) in [(64, 40), (1500, 180)] {
-                let stage = |median: i32| {
-                    format!("{{ median = {median}, min = {}, max = {} }}", median - 2, median + 2)
-                };
-                text += &format!(
-                    "\n[[cell]]\nsize = {size}\nflows = \"{flows}\"\nrules = 1\nring = \"split\"\n\
-                     ingress = {}\nclassification = {}\negress = {}\nsource = \"measured\"\n",
-                    stage(ingress),
-                    stage(30),
-                    stage(20)
-                );
-            }
-        }
-        text
+        let text = model_toml().replace("c, Linux 6.1.0-9", r#"a \"cpu\""#);
+        text.replace("min = 320, max = 320", "min = 290.5, max = 330")
     }
 
     fn refused(text: &str) -> String {
@@ -506,16 +458,16 @@ source = "measured"
 
     #[test]
     fn what_makes_no_sense_as_a_whole_is_refused_where_it_stands() {
-        let hole = good().replacen("size = 1500", "size = 1024", 1);
+        let hole = good().replacen("size = 1064", "size = 1024", 1);
         let error = refused(&hole);
         assert!(
-            error.contains("the cell for size 1500, single flows, 1 rules, split ring"),
+            error.contains("the cell for size 1064, single flows, 1 rules, split ring"),
             "{error}"
         );
-        let bad = good().replace("median = 180, min = 178", "median = 180, min = 181");
+        let bad = good().replace("median = 150, min = 150", "median = 150, min = 151");
         let error = refused(&bad);
         assert!(
-            error.starts_with("model.toml:50:11: [[cell]] number 2: the cell for size 1500"),
+            error.starts_with("model.toml:50:11: [[cell]] number 2: the cell for size 1064"),
             "{error}"
         );
         let double = good()

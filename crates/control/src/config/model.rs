@@ -170,7 +170,7 @@ impl Default for SlowPath {
 /// `[[port]]`: the attachment of a virtual machine, namespace or interface, and its contract.
 ///
 /// A port has exactly one of the keys `vhost-user`, `tap`, `packet` and `xdp`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
     /// Unique name of the port, 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
@@ -311,48 +311,14 @@ impl Port {
     /// Returns a port with this name, this attachment and defaults for all other keys.
     #[must_use]
     pub fn new(name: impl Into<String>, attachment: impl Into<Attachment>) -> Self {
-        let (mut vhost_user, mut tap, mut packet, mut xdp) = (None, None, None, None);
+        let mut port = Self { name: name.into(), ..Self::default() };
         match attachment.into() {
-            Attachment::VhostUser(of) => vhost_user = Some(of),
-            Attachment::Tap(of) => tap = Some(of),
-            Attachment::Packet(of) => packet = Some(of),
-            Attachment::Xdp(of) => xdp = Some(of),
+            Attachment::VhostUser(of) => port.vhost_user = Some(of),
+            Attachment::Tap(of) => port.tap = Some(of),
+            Attachment::Packet(of) => port.packet = Some(of),
+            Attachment::Xdp(of) => port.xdp = Some(of),
         }
-        Self {
-            name: name.into(),
-            labels: Labels::default(),
-            vhost_user,
-            tap,
-            packet,
-            xdp,
-            tenant: None,
-            worker: None,
-            vlan: None,
-            trunk: None,
-            native: None,
-            qinq: false,
-            mac: Vec::new(),
-            ip: Vec::new(),
-            slow_path: None,
-            ingress_policy: IngressPolicy::None,
-            cycles: None,
-            depth: None,
-            cycle_weight: Weight::default(),
-            priority: Priority::default(),
-            contract: None,
-            police: None,
-            receive: None,
-            link: None,
-            inbound: None,
-            egress: Egress::Fifo,
-            wfq: None,
-            queue: None,
-            shape: None,
-            uplink_share: Weight::default(),
-            rtp: Vec::new(),
-            mirror: None,
-            vm: None,
-        }
+        port
     }
 
     /// The port's attachment. `None` if the port has no attachment or several attachments. After

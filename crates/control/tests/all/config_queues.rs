@@ -1,33 +1,18 @@
 //! Tests of the keys that an order of frames (`egress`) allows or refuses, and of a worker's
 //! capacity. Each mistake causes a single clear error with its place and a remedy.
 
-use crate::wrong::{Case, appended};
+use crate::wrong::appended;
 
-const FLOW_QUEUES: &[Case] = &[
-    (
-        r#"[[port]]
-name = "vm3"
-vhost-user.socket = "/run/vm3.sock"
-tenant = "red"
-vlan = 100
+const FLOW_QUEUES: &str = r#"
+@red 100
 egress = "fq-codel"
 queue = { excess = "hold" }
 wfq = { weights = [1, 2] }
-"#,
-        &[
-            "7:20: port \"vm3\": only a `fair-share` output can leave frames in the \
-             senders' rings; set excess = \"drop\", or egress = \"fair-share\" on a shared \
-             port",
-            "8:7: port \"vm3\": `wfq` has no effect with egress = \"fq-codel\"; set egress = \
-             \"wfq\", or remove `wfq`",
-        ],
-    ),
-    (
-        r#"[[port]]
-name = "vm3"
-vhost-user.socket = "/run/vm3.sock"
-tenant = "red"
-vlan = 100
+#! 7:20: port "vm3": only a `fair-share` output can leave frames in the senders' rings; set excess
+#!   = "drop", or egress = "fair-share" on a shared port
+#! 8:7: port "vm3": `wfq` has no effect with egress = "fq-codel"; set egress = "wfq", or remove
+#!   `wfq`
+@red 100
 egress = "fq-codel"
 queue = { bytes = 1000000, excess = "drop" }
 shape = { receive = "20M" }
@@ -47,66 +32,36 @@ tenant = "red"
 vlan = 100
 egress = "fq-codel"
 receive = { rate = "100M" }
-"#,
-        &[],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! none
+@up 100
 egress = "fq-codel"
-"#,
-        &["5:10: port \"up\": without a rate, no frame of a VM waits in the flow queues of a \
-             shared port; add `link`, the rate of the port's link"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 5:10: port "up": without a rate, no frame of a VM waits in the flow queues of a shared port;
+#!   add `link`, the rate of the port's link
+@up 100
 egress = "fq-codel"
 link = "100M"
-"#,
-        &[],
-    ),
-];
+#! none
+"#;
 
 #[test]
 fn flow_queues() {
     appended(FLOW_QUEUES);
 }
 
-const FLOW_QUEUES_WITHIN: &[Case] = &[
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+const FLOW_QUEUES_WITHIN: &str = r#"
+@up 100
 egress = "fq-codel"
 link = "100M"
 queue = { flows = true }
-"#,
-        &["7:19: port \"up\": `flows` is only for outputs with `fair-share` or `wfq`; remove \
-             `flows`; egress = \"fq-codel\" alone gives each flow of the port its own queue"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 7:19: port "up": `flows` is only for outputs with `fair-share` or `wfq`; remove `flows`; egress
+#!   = "fq-codel" alone gives each flow of the port its own queue
+@up 100
 egress = "fair-share"
 link = "100M"
 queue = { flows = true, excess = "hold" }
-"#,
-        &["7:34: port \"up\": with `flows`, no frame stays in a sender's ring, because frames in \
-             a ring have a single order; remove `excess` or `flows`"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 7:34: port "up": with `flows`, no frame stays in a sender's ring, because frames in a ring have
+#!   a single order; remove `excess` or `flows`
+@up 100
 egress = "fair-share"
 link = "100M"
 queue = { flows = true, excess = "drop", wait_us = 100000 }
@@ -118,127 +73,73 @@ vlan = 100
 egress = "wfq"
 link = "100M"
 queue = { flows = true }
-"#,
-        &[],
-    ),
-];
+#! none
+"#;
 
 #[test]
 fn only_outputs_with_shares_have_flow_queues_within() {
     appended(FLOW_QUEUES_WITHIN);
 }
 
-const SHAPED: &[Case] = &[(
-    r#"[[port]]
-name = "vm3"
-vhost-user.socket = "/run/vm3.sock"
-tenant = "red"
-vlan = 100
+const SHAPED: &str = r#"
+@red 100
 egress = "wfq"
 shape = { receive = "20M" }
-"#,
-    &["7:21: port \"vm3\": `wfq` uses `link` as its rate, not `shape.receive`; write the \
-       rate as `link`"],
-)];
+#! 7:21: port "vm3": `wfq` uses `link` as its rate, not `shape.receive`; write the rate as `link`
+"#;
 
 #[test]
 fn a_shared_order_has_no_shaper() {
     appended(SHAPED);
 }
 
-const INBOUND: &[Case] = &[
-    (
-        r#"[[port]]
-name = "vm3"
-vhost-user.socket = "/run/vm3.sock"
-tenant = "red"
-vlan = 100
+const INBOUND: &str = r#"
+@red 100
 inbound = { rate = "1G" }
-"#,
-        &["6:11: port \"vm3\": `inbound` is only for a shared port; move `inbound` to the \
-             uplink; limit what this port receives with `receive`"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 6:11: port "vm3": `inbound` is only for a shared port; move `inbound` to the uplink; limit what
+#!   this port receives with `receive`
+@up 100
 inbound = {}
-"#,
-        &["5:11: port \"up\": `inbound` has no rate that the tenants could share; add `link`, \
-             the rate of the port's link"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 5:11: port "up": `inbound` has no rate that the tenants could share; add `link`, the rate of
+#!   the port's link
+@up 100
 inbound = { rate = "100k" }
-"#,
-        &["5:20: port \"up\": `inbound.rate` 100k is out of range; write 1M to 400G"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 5:20: port "up": `inbound.rate` 100k is out of range; write 1M to 400G
+@up 100
 link = "1G"
 inbound = { rate = "2G" }
-"#,
-        &["6:20: port \"up\": `inbound.rate` 2G is not below `link` 1G; write less than `link`, \
-             or remove `rate` for 95 % of it"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 6:20: port "up": `inbound.rate` 2G is not below `link` 1G; write less than `link`, or remove
+#!   `rate` for 95 % of it
+@up 100
 link = "1G"
 inbound = { rate = "1000M" }
-"#,
-        &["6:20: port \"up\": `inbound.rate` 1G is not below `link` 1G; write less than `link`, \
-             or remove `rate` for 95 % of it"],
-    ),
-    (
-        r#"[[port]]
-name = "up"
-tap.interface = "up0"
-vlan = 100
+#! 6:20: port "up": `inbound.rate` 1G is not below `link` 1G; write less than `link`, or remove
+#!   `rate` for 95 % of it
+@up 100
 link = "1G"
 inbound = {}
 egress = "fair-share"
-"#,
-        &[],
-    ),
-];
+#! none
+"#;
 
 #[test]
 fn only_an_uplink_with_a_rate_is_shared_inbound() {
     appended(INBOUND);
 }
 
-const CAPACITY: &[Case] = &[
-    (
-        r#"[worker]
+const CAPACITY: &str = r#"
+[worker]
 capacity = "0"
-"#,
-        &["2:12: [worker]: `capacity` 0 is out of range; write at least 1M, or remove `capacity` \
-             for the whole core"],
-    ),
-    (
-        r#"[worker]
+#! 2:12: [worker]: `capacity` 0 is out of range; write at least 1M, or remove `capacity` for the
+#!   whole core
+[worker]
 capacity = 999999
-"#,
-        &["2:12: [worker]: `capacity` 999999 is out of range; write at least 1M, or remove \
-             `capacity` for the whole core"],
-    ),
-    (
-        r#"[worker]
+#! 2:12: [worker]: `capacity` 999999 is out of range; write at least 1M, or remove `capacity` for
+#!   the whole core
+[worker]
 capacity = "1M"
-"#,
-        &[],
-    ),
-];
+#! none
+"#;
 
 /// Tests a capacity with which a worker would pause for ever after its first batch.
 #[test]

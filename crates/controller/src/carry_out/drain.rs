@@ -122,14 +122,7 @@ mod tests {
     type Counted = (u64, usize, u8, u64, Option<u64>);
 
     fn switches() -> [Arc<SimSwitch>; 2] {
-        let can = Capabilities {
-            queues: 8,
-            classes: ONE_STEP,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: true,
-        };
+        let can = Capabilities::new(8, ONE_STEP);
         let ports = [PortInfo { name: "e0".into(), rate: BitsPerSecond(1) }];
         ["s0", "s1"].map(|name| Arc::new(SimSwitch::new(name, can.clone(), &ports)))
     }

@@ -141,16 +141,8 @@ mod tests {
     use crate::southbound::{Capabilities, Faults, ONE_STEP, PortInfo, SimSwitch};
 
     fn switch() -> Arc<SimSwitch> {
-        let can = Capabilities {
-            queues: 4,
-            classes: ONE_STEP,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: true,
-        };
         let port = PortInfo { name: "p".to_owned(), rate: BitsPerSecond(1) };
-        Arc::new(SimSwitch::new("core-0", can, &[port]))
+        Arc::new(SimSwitch::new("core-0", Capabilities::new(4, ONE_STEP), &[port]))
     }
 
     #[tokio::test(start_paused = true)]

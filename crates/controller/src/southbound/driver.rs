@@ -35,6 +35,22 @@ pub struct Capabilities {
     pub map_per_port: bool,
 }
 
+impl Capabilities {
+    /// Returns the capabilities of a switch with weights from 1 to 100, on which the controller can
+    /// change the map of each port.
+    #[must_use]
+    pub const fn new(queues: u8, classes: u8) -> Self {
+        Self {
+            queues,
+            classes,
+            weights: (1, 100),
+            remap: true,
+            fixed_map: BTreeMap::new(),
+            map_per_port: true,
+        }
+    }
+}
+
 /// Weights of a port's queues, and map from code point to queue, for frames that the port sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {

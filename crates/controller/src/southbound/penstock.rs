@@ -231,14 +231,8 @@ impl PenstockSwitch {
         let queues = u8::try_from(state.queues).ok().filter(|queues| *queues <= QUEUES_MAX);
         let queues = queues
             .ok_or_else(|| self.rubbish("a state request", format!("{} queues", state.queues)))?;
-        Ok(Capabilities {
-            queues: queues.min(self.queues),
-            classes: ONE_STEP,
-            weights: (state.weight_min, state.weight_max),
-            remap: true,
-            fixed_map: [].into(),
-            map_per_port: true,
-        })
+        let weights = (state.weight_min, state.weight_max);
+        Ok(Capabilities { weights, ..Capabilities::new(queues.min(self.queues), ONE_STEP) })
     }
 
     /// Returns the state of the ports in a daemon's answer.

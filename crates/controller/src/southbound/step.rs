@@ -153,16 +153,7 @@ pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<()
 mod tests {
     use super::*;
 
-    fn can() -> Capabilities {
-        Capabilities {
-            queues: 8,
-            classes: 8,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: [].into(),
-            map_per_port: true,
-        }
-    }
+    const CAN: Capabilities = Capabilities::new(8, 8);
 
     fn one_port() -> SwitchState {
         SwitchState { ports: [("e0".to_owned(), PortState::default())].into(), ..<_>::default() }
@@ -185,7 +176,7 @@ mod tests {
         ];
         for (change, limit) in wrong {
             let mut state = one_port();
-            let error = step("leaf1", &can(), &mut state, &change).expect_err("beyond it");
+            let error = step("leaf1", &CAN, &mut state, &change).expect_err("beyond it");
             let text = error.to_string();
             assert!(text.starts_with("switch leaf1: ") && text.contains(limit), "{text}");
             assert_eq!(state, one_port());
@@ -194,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_fixed_map_takes_what_agrees_with_it_and_nothing_else() {
-        let can = Capabilities { remap: false, fixed_map: [(8, 1)].into(), ..can() };
+        let can = Capabilities { remap: false, fixed_map: [(8, 1)].into(), ..CAN };
         let mut state = one_port();
         assert!(step("s", &can, &mut state, &map("e0", 8, 1)).is_ok());
         assert!(step("s", &can, &mut state, &map("e0", 8, 2)).is_err());
@@ -209,9 +200,9 @@ mod tests {
     fn one_map_for_all_ports_means_that() {
         let mut state = one_port();
         state.ports.insert("e1".to_owned(), PortState::default());
-        step("s", &can(), &mut state, &map("e1", 8, 1)).expect("possible");
-        assert!(agree("s", &can(), &state).is_ok());
-        let one_map = Capabilities { map_per_port: false, ..can() };
+        step("s", &CAN, &mut state, &map("e1", 8, 1)).expect("possible");
+        assert!(agree("s", &CAN, &state).is_ok());
+        let one_map = Capabilities { map_per_port: false, ..CAN };
         let error = agree("s", &one_map, &state).expect_err("two maps");
         assert!(error.to_string().contains("port e1"), "{error}");
     }

@@ -7,11 +7,6 @@ use penstock_units::BitsPerSecond;
 use super::*;
 use crate::Stamp;
 
-fn can(queues: u8, classes: u8) -> Capabilities {
-    let (weights, fixed_map) = ((1, 100), BTreeMap::new());
-    Capabilities { queues, classes, weights, remap: true, fixed_map, map_per_port: true }
-}
-
 /// Creates a simulated switch with sixteen ports, whose names are their numbers.
 fn switch(can: Capabilities) -> SimSwitch {
     let port = |n: u8| PortInfo { name: n.to_string(), rate: BitsPerSecond(1_000) };
@@ -35,7 +30,7 @@ fn tenants(all: u8) -> SwitchState {
 
 #[tokio::test]
 async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_of_their_queues() {
-    let switch = switch(can(4, 4));
+    let switch = switch(Capabilities::new(4, 4));
     let wanted = tenants(12);
     let changes = survey(&switch, &wanted).await.expect("three classes are enough").changes;
     switch.apply(Stamp::default(), &changes).await.expect("four classes, the shared one included");
@@ -56,7 +51,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
 
 #[tokio::test]
 async fn a_switch_of_one_step_has_what_each_port_was_told_and_no_more() {
-    let switch = switch(can(4, ONE_STEP));
+    let switch = switch(Capabilities::new(4, ONE_STEP));
     let wanted = tenants(12);
     let changes = survey(&switch, &wanted).await.expect("answers").changes;
     switch.apply(Stamp::default(), &changes).await.expect("possible");
@@ -77,19 +72,22 @@ async fn a_switch_is_not_told_what_it_cannot_do() {
         crossed.ports.insert(port.to_owned(), PortState { weights: vec![1; 3], map });
     }
     crossed.ports.retain(|port, _| ["0", "1"].contains(&port.as_str()));
-    let text = limit_of(switch(can(4, 3)), crossed).await;
+    let text = limit_of(switch(Capabilities::new(4, 3)), crossed).await;
     assert!(text.contains("3 traffic classes") && text.contains("3 classes in all"), "{text}");
-    let fixed = Capabilities { remap: false, fixed_map: [(1, 1)].into(), ..can(4, 8) };
+    let fixed =
+        Capabilities { remap: false, fixed_map: [(1, 1)].into(), ..Capabilities::new(4, 8) };
     let text = limit_of(switch(fixed), wanted.clone()).await;
     assert!(text.contains("map cannot change"), "{text}");
     wanted.ports.get_mut("0").expect("there").weights = vec![101];
-    let text = limit_of(switch(can(4, 8)), wanted).await;
+    let text = limit_of(switch(Capabilities::new(4, 8)), wanted).await;
     assert!(text.contains("weights from 1 to 100"), "{text}");
 }
 
 #[tokio::test]
 async fn a_switch_with_fewer_queues_gets_a_state_without_the_others() {
-    for (can, queues) in [(can(3, 8), 3), (can(4, 3), 3), (can(4, 8), 4)] {
+    for (can, queues) in
+        [(Capabilities::new(3, 8), 3), (Capabilities::new(4, 3), 3), (Capabilities::new(4, 8), 4)]
+    {
         let switch = switch(can);
         let told = survey(&switch, &tenants(3)).await.expect("it has some of the queues");
         assert_eq!(told.queues, queues);
@@ -106,7 +104,7 @@ async fn a_switch_with_fewer_queues_gets_a_state_without_the_others() {
 
 #[tokio::test]
 async fn a_port_that_is_left_out_is_told_and_needs_no_classes() {
-    let switch = switch(can(4, 3));
+    let switch = switch(Capabilities::new(4, 3));
     let foreign = [("1".to_owned(), "another configuration".to_owned())];
     switch.set_faults(Faults { foreign: foreign.clone().into(), ..Faults::default() });
     // Only port 1 needs a third class.
@@ -122,16 +120,20 @@ async fn a_port_that_is_left_out_is_told_and_needs_no_classes() {
 
 #[test]
 fn a_plan_may_use_as_many_queues_as_the_switch_can_tell_apart() {
-    assert_eq!(usable_queues(&can(8, 8)), 8);
-    assert_eq!(usable_queues(&can(8, 4)), 4, "each queue needs a class");
-    assert_eq!(usable_queues(&can(8, ONE_STEP)), 8);
-    let fixed = Capabilities { remap: false, fixed_map: [(1, 1), (2, 2)].into(), ..can(8, 8) };
+    assert_eq!(usable_queues(&Capabilities::new(8, 8)), 8);
+    assert_eq!(usable_queues(&Capabilities::new(8, 4)), 4, "each queue needs a class");
+    assert_eq!(usable_queues(&Capabilities::new(8, ONE_STEP)), 8);
+    let fixed = Capabilities {
+        remap: false,
+        fixed_map: [(1, 1), (2, 2)].into(),
+        ..Capabilities::new(8, 8)
+    };
     assert_eq!(usable_queues(&fixed), 3, "the shared queue and two of the map");
 }
 
 #[tokio::test]
 async fn a_simulated_switch_refuses_a_class_too_many() {
-    let switch = switch(can(4, 3));
+    let switch = switch(Capabilities::new(4, 3));
     let map = |port: &str, dscp, queue| Change::Map { port: port.to_owned(), dscp, queue };
     let two = [map("0", 8, 1), map("1", 8, 1), map("0", 16, 2)];
     switch.apply(Stamp::default(), &two).await.expect("two classes besides the shared class");

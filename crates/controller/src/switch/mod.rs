@@ -199,14 +199,7 @@ impl FabricSwitch {
     /// Returns the capabilities that all ports of the switch have in common.
     fn can(&self, ports: &BTreeMap<String, PortReading>) -> Capabilities {
         let queues = ports.values().map(|port| port.queues).min().unwrap_or(0);
-        Capabilities {
-            queues,
-            classes: ONE_STEP,
-            weights: WEIGHTS,
-            remap: true,
-            fixed_map: [].into(),
-            map_per_port: true,
-        }
+        Capabilities { weights: WEIGHTS, ..Capabilities::new(queues, ONE_STEP) }
     }
 
     /// Reads the capabilities and the present state from the data path.

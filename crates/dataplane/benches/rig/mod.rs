@@ -16,7 +16,7 @@ use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
+use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{
@@ -94,18 +94,8 @@ impl Guest {
 
     /// Returns the device's side of the guest's ring.
     pub fn ring(&self) -> SplitRing {
-        let spec = RingSpec {
-            size: u32::from(SIZE),
-            descriptors: 0,
-            available: AVAILABLE,
-            used: USED,
-            base: 0,
-            event_idx: false,
-            mergeable: true,
-            in_order: true,
-            header: 12,
-            call: None,
-        };
+        let at = RingAddresses { descriptors: 0, available: AVAILABLE, used: USED };
+        let spec = RingSpec { in_order: true, ..RingSpec::new(SIZE.into(), at) };
         SplitRing::new(spec, Arc::clone(&self.memory)).unwrap()
     }
 

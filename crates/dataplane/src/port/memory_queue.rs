@@ -132,8 +132,6 @@ impl PortQueue for MemoryQueue {
         Some(lock(&self.rings).to_switch.len())
     }
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         lock(&self.rings).up
     }
@@ -161,8 +159,6 @@ impl PortQueue for MemoryQueue {
         out
     }
 
-    fn publish(&mut self) {}
-
     fn rest(&mut self) -> bool {
         let mut rings = lock(&self.rings);
         rings.resting = rings.bell.is_some() && rings.to_switch.is_empty();
@@ -171,9 +167,5 @@ impl PortQueue for MemoryQueue {
 
     fn wake(&mut self) {
         lock(&self.rings).resting = false;
-    }
-
-    fn notify(&mut self) -> u32 {
-        0
     }
 }

@@ -91,7 +91,7 @@ pub trait PortQueue: Send {
 
     /// Returns the buffers of the last `rx_burst` to their owner. The worker calls `rx_done` when
     /// it no longer needs the frames in the received buffers.
-    fn rx_done(&mut self);
+    fn rx_done(&mut self) {}
 
     /// Whether the queue can deliver frames, because a driver is present and the queue is enabled.
     fn tx_ready(&self) -> bool;
@@ -113,12 +113,14 @@ pub trait PortQueue: Send {
 
     /// Makes all deliveries and returned buffers since the last call of `publish` visible to the
     /// driver or kernel.
-    fn publish(&mut self);
+    fn publish(&mut self) {}
 
     /// Notifies the driver or kernel of deliveries, if the driver or kernel enabled notifications.
     /// The worker calls `notify` after `publish` and a full fence. Returns the number of
     /// notifications that the port sent.
-    fn notify(&mut self) -> u32;
+    fn notify(&mut self) -> u32 {
+        0
+    }
 
     /// Notifies the port's driver that the switch has taken the driver's frames. The worker charges
     /// a notification of taken frames to the port that sent the frames. The worker charges a

@@ -12,11 +12,8 @@ use std::path::{Path, PathBuf};
 
 use penstock_units::Cycles;
 
-use super::vnet_socket::{
-    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
-    too_many_segments,
-};
-use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
+use super::vnet_socket::{ERRORS_MAX, FramePieces, Interface, PollSpacing, last_error, piece};
+use super::{AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
 use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
 
@@ -117,14 +114,7 @@ impl Packet {
         if self.is_gone() {
             return self.interface.gone();
         }
-        let up = self.interface.is_up();
-        AttachStatus {
-            state: if up { AttachState::Up } else { AttachState::Down },
-            error: None,
-            features: super::offload_names(self.offloads),
-            ring_sizes: Vec::new(),
-            queues_up: u16::from(up),
-        }
+        self.interface.status(self.offloads, 1)
     }
 }
 
@@ -320,8 +310,6 @@ impl PortQueue for PacketQueue {
         self.spacing.polled(self.now, found);
     }
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         true
     }
@@ -331,23 +319,7 @@ impl PortQueue for PacketQueue {
     }
 
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
-        let mut out = TxOutcome::default();
-        for i in frames.iter().copied().map(usize::from) {
-            if too_many_segments(batch.frame(i)) {
-                out.too_big += 1;
-                continue;
-            }
-            let pieces = self.pieces.of(batch, i, HEADER);
-            let sent = super::vnet_socket::write_vectored(self.socket.as_fd(), pieces);
-            count_result(&mut out, batch, i, sent);
-        }
-        out
-    }
-
-    fn publish(&mut self) {}
-
-    fn notify(&mut self) -> u32 {
-        0
+        self.pieces.write(batch, frames, self.socket.as_fd(), HEADER)
     }
 }
 

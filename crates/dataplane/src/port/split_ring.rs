@@ -26,14 +26,13 @@ use super::ring::call::Call;
 use super::ring::frames::{prefetch_source, take_pieces, take_plain};
 use super::ring::pieces::{Piece, add_pieces, indirect_table};
 use super::ring::{BAD_CHAINS_MAX, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX, SEARCH_MAX};
-pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
+pub use super::ring::{RING_SIZE_MAX, RingAddresses, RingError, RingSpec};
 use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
 use crate::mem::prefetch_write;
 use crate::port::TxOutcome;
 use crate::port::guest_memory::GuestMemory;
 use burst::{AHEAD, Burst};
 use live::Records;
-pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
@@ -116,9 +115,7 @@ impl SplitRing {
             Ok(size) if size.is_power_of_two() => size,
             _ => return Err(RingError::Size(spec.size)),
         };
-        let RingSpec { descriptors, available, used, .. } = spec;
-        let at = RingAddresses { descriptors, available, used };
-        let (descriptors, available, used) = Self::locate(&memory, at, size)?;
+        let (descriptors, available, used) = Self::locate(&memory, spec.at, size)?;
         let mut ring = Self {
             descriptors,
             available,

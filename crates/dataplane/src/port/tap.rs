@@ -15,11 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use penstock_units::Cycles;
 
 use super::kept::{Carrier, Files, Kept, KeptTap, State};
-use super::vnet_socket::{
-    ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
-    too_many_segments, write_vectored,
-};
-use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
+use super::vnet_socket::{ERRORS_MAX, FramePieces, Interface, PollSpacing, last_error, piece};
+use super::{AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
 use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
 use crate::unit::QUEUES_MAX;
@@ -156,14 +153,7 @@ impl Tap {
         if self.is_gone() {
             return self.interface.gone();
         }
-        let up = self.interface.is_up();
-        AttachStatus {
-            state: if up { AttachState::Up } else { AttachState::Down },
-            error: None,
-            features: super::offload_names(self.offloads),
-            ring_sizes: Vec::new(),
-            queues_up: if up { self.kept.queues } else { 0 },
-        }
+        self.interface.status(self.offloads, self.kept.queues)
     }
 }
 
@@ -315,8 +305,6 @@ impl PortQueue for TapQueue {
         self.spacing.polled(self.now, found);
     }
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         true
     }
@@ -326,23 +314,7 @@ impl PortQueue for TapQueue {
     }
 
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
-        let mut out = TxOutcome::default();
-        for i in frames.iter().copied().map(usize::from) {
-            if too_many_segments(batch.frame(i)) {
-                out.too_big += 1;
-                continue;
-            }
-            let pieces = self.pieces.of(batch, i, VNET_HDR_LEN);
-            let sent = write_vectored(self.file.as_fd(), pieces);
-            count_result(&mut out, batch, i, sent);
-        }
-        out
-    }
-
-    fn publish(&mut self) {}
-
-    fn notify(&mut self) -> u32 {
-        0
+        self.pieces.write(batch, frames, self.file.as_fd(), VNET_HDR_LEN)
     }
 }
 

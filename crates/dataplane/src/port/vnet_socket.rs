@@ -12,7 +12,7 @@ use penstock_units::Cycles;
 use super::{AttachState, AttachStatus, PortError, TxOutcome, helper};
 use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::finish::SEGMENTS_PER_FRAME_MAX;
-use crate::offload::VNET_HDR_LEN;
+use crate::offload::{OffloadCaps, VNET_HDR_LEN};
 
 /// Limits the number of system calls with which a port polls for frames. Each empty poll lengthens
 /// the pause before the next poll.
@@ -64,7 +64,7 @@ impl FramePieces {
 
     /// Returns frame `i` as a list of pieces. The first piece is the frame's virtio-net header of
     /// `header_len` bytes.
-    pub(super) fn of(&mut self, batch: &Batch, i: usize, header_len: usize) -> &mut [libc::iovec] {
+    fn of(&mut self, batch: &Batch, i: usize, header_len: usize) -> &mut [libc::iovec] {
         self.header = batch.frame(i).offload.to_wire(0);
         let head = batch.head(i);
         self.pieces[0] = piece(self.header.as_ptr(), header_len);
@@ -76,6 +76,27 @@ impl FramePieces {
         }
         &mut self.pieces[..self.count]
     }
+
+    /// Writes the frames of `batch` with the indices `frames` to `fd`, each behind a virtio-net
+    /// header of `header_len` bytes.
+    pub(super) fn write(
+        &mut self,
+        batch: &Batch,
+        frames: &[u8],
+        fd: BorrowedFd<'_>,
+        header_len: usize,
+    ) -> TxOutcome {
+        let mut out = TxOutcome::default();
+        for i in frames.iter().copied().map(usize::from) {
+            if too_many_segments(batch.frame(i)) {
+                out.too_big += 1;
+                continue;
+            }
+            let sent = write_vectored(fd, self.of(batch, i, header_len));
+            count_result(&mut out, batch, i, sent);
+        }
+        out
+    }
 }
 
 pub(super) fn piece(at: *const u8, len: usize) -> libc::iovec {
@@ -84,7 +105,7 @@ pub(super) fn piece(at: *const u8, len: usize) -> libc::iovec {
 
 /// Writes `pieces` to `fd` with `writev`. The kernel checks every address, so a page that a guest
 /// removed causes `EFAULT` instead of a signal.
-pub(super) fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, i32> {
+fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, i32> {
     let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
     // SAFETY: `pieces` is a valid array, and the kernel only reads the memory that it names.
     // WHY: the safe form needs slices, which must not exist over guest memory.
@@ -99,14 +120,14 @@ pub(super) fn last_error() -> i32 {
 /// Whether segmentation of the frame would create more segments than the switch allows for one
 /// frame. If the interface cannot segment, the kernel segments the frame inside the worker's system
 /// call.
-pub(super) fn too_many_segments(frame: &Frame) -> bool {
+fn too_many_segments(frame: &Frame) -> bool {
     let o = frame.offload;
     let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));
     o.is_gso() && payload > usize::from(o.gso_size) * SEGMENTS_PER_FRAME_MAX
 }
 
 /// Counts frame `i` in `out` according to the kernel's answer `sent`.
-pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: Result<usize, i32>) {
+fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: Result<usize, i32>) {
     match sent {
         Ok(_) => {
             let frame = batch.frame(i);
@@ -232,6 +253,18 @@ impl Interface {
     pub(super) fn is_up(&self) -> bool {
         let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
         self.flags().is_ok_and(|flags| flags & up != 0)
+    }
+
+    /// Status of a port with `queues` queues, whose interface exists.
+    pub(super) fn status(&self, offloads: OffloadCaps, queues: u16) -> AttachStatus {
+        let up = self.is_up();
+        AttachStatus {
+            state: if up { AttachState::Up } else { AttachState::Down },
+            error: None,
+            features: super::offload_names(offloads),
+            ring_sizes: Vec::new(),
+            queues_up: if up { queues } else { 0 },
+        }
     }
 
     /// Status of a port whose interface or namespace was deleted.

@@ -115,6 +115,21 @@ pub struct QueueTerms {
     pub frames: u32,
 }
 
+impl Default for QueueTerms {
+    /// A queue of 4,096 frames in the order of arrival, without a rate. 256 KiB of a tenant with a
+    /// rate ceiling may wait.
+    fn default() -> Self {
+        Self {
+            order: Order::Fifo,
+            pacing: Pacing::None,
+            bound: Bound::default(),
+            flows: false,
+            held_bytes: 256 * 1024,
+            frames: 4_096,
+        }
+    }
+}
+
 /// Weights of a sending port at outputs that tenants and VMs share by weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareTerms {

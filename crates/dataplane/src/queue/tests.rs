@@ -69,7 +69,6 @@ impl PortQueue for OwnMemory {
         Pending::No
     }
     fn rx_burst(&mut self, _: &mut Batch) {}
-    fn rx_done(&mut self) {}
     fn tx_ready(&self) -> bool {
         true
     }
@@ -79,10 +78,6 @@ impl PortQueue for OwnMemory {
     fn tx_burst(&mut self, _: &Batch, _: &[u8]) -> TxOutcome {
         TxOutcome::default()
     }
-    fn publish(&mut self) {}
-    fn notify(&mut self) -> u32 {
-        0
-    }
     fn buffers(&mut self) -> Option<&mut dyn Buffers> {
         Some(self)
     }
@@ -90,12 +85,11 @@ impl PortQueue for OwnMemory {
 
 fn terms(order: Order, excess: Excess) -> QueueTerms {
     QueueTerms {
-        held_bytes: 262_144,
         order,
         pacing: Pacing::Link(BitsPerSecond(100_000_000)),
         bound: Bound { bytes: 20_000, wait: Nanos::from_millis(2), excess },
         frames: 64,
-        flows: false,
+        ..QueueTerms::default()
     }
 }
 
@@ -406,14 +400,7 @@ fn a_link_that_was_idle_does_not_send_faster_for_it() {
 /// bytes in a millisecond.
 fn limited(bytes: u64) -> Bench {
     let bound = Bound { bytes, wait: Nanos::from_secs(1), excess: Excess::Drop };
-    let terms = QueueTerms {
-        held_bytes: 262_144,
-        pacing: Pacing::None,
-        bound,
-        frames: 64,
-        flows: false,
-        order: Order::Fifo,
-    };
+    let terms = QueueTerms { bound, frames: 64, ..QueueTerms::default() };
     let mut bench = Bench::new(terms, false, false);
     bench.store = FrameStore::new(1_000);
     let rate = Some((BitsPerSecond(8_000_000), 1_000));
@@ -496,12 +483,11 @@ fn a_ceiling_signals_early_and_other_queues_do_not() {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
     let link = Pacing::Link(BitsPerSecond(1_000_000_000));
     let terms = QueueTerms {
-        held_bytes: 262_144,
+        order: Order::Wfq,
         pacing: link,
         bound,
         frames: 1_024,
-        order: Order::Wfq,
-        flows: false,
+        ..QueueTerms::default()
     };
     let mut bench = Bench::new(terms, false, false);
     bench.store = FrameStore::new(2_000);

@@ -238,8 +238,7 @@ impl Snapshot {
 mod tests {
     use super::super::{Domain, SlowPathLimit};
     use super::*;
-    use crate::queue::{Order, Pacing, QueueTerms, ShareTerms};
-    use penstock_qos::fair_share::Bound;
+    use crate::queue::{Pacing, QueueTerms, ShareTerms};
     use penstock_units::{BitsPerSecond, CyclesPerSecond, Priority, Vid, Weight};
 
     const PORTS: u16 = 4;
@@ -338,14 +337,7 @@ mod tests {
     #[test]
     fn a_changed_queue_home_changes_its_port() {
         let pacing = Pacing::Link(BitsPerSecond(1_000_000));
-        let terms = QueueTerms {
-            order: Order::Fifo,
-            pacing,
-            bound: Bound::default(),
-            held_bytes: 0,
-            frames: 64,
-            flows: false,
-        };
+        let terms = QueueTerms { pacing, frames: 64, ..QueueTerms::default() };
         let home = QueueHome::new(terms, 4, 4);
         let with_queue = || {
             let mut all = policies();

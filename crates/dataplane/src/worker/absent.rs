@@ -19,8 +19,6 @@ impl PortQueue for Absent {
 
     fn rx_burst(&mut self, _batch: &mut Batch) {}
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         false
     }
@@ -31,11 +29,5 @@ impl PortQueue for Absent {
 
     fn tx_burst(&mut self, _batch: &Batch, frames: &[u8]) -> TxOutcome {
         TxOutcome { down: u32::try_from(frames.len()).unwrap_or(0), ..TxOutcome::default() }
-    }
-
-    fn publish(&mut self) {}
-
-    fn notify(&mut self) -> u32 {
-        0
     }
 }

@@ -14,7 +14,6 @@ use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{Actions, Match, PortPolicy, Rule, RuleTable, RuleTables, Then};
 use penstock_dataplane::worker::{Reply, Request, Turn, Worker, WorkerConfig};
-use penstock_qos::fair_share::Bound;
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_units::{BitsPerSecond, Cycles, PortId};
 
@@ -261,12 +260,10 @@ fn a_frame_that_waits_in_a_queue_is_not_forwarded_yet() {
     let mut bed = Bed::new(|policy| {
         if policy.id == 1 {
             let terms = QueueTerms {
-                held_bytes: 65_536,
                 order: Order::FairShare,
                 pacing: Pacing::Link(BitsPerSecond(1_000_000)),
-                bound: Bound::default(),
                 frames: 8,
-                flows: false,
+                ..QueueTerms::default()
             };
             policy.queue = Some(QueueHome::new(terms, 4, 4));
         }

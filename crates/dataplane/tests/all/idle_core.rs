@@ -38,10 +38,6 @@ impl PortQueue for Polled {
         self.0.rx_burst(batch);
     }
 
-    fn rx_done(&mut self) {
-        self.0.rx_done();
-    }
-
     fn tx_ready(&self) -> bool {
         self.0.tx_ready()
     }
@@ -52,18 +48,6 @@ impl PortQueue for Polled {
 
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         self.0.tx_burst(batch, frames)
-    }
-
-    fn publish(&mut self) {
-        self.0.publish();
-    }
-
-    fn notify(&mut self) -> u32 {
-        self.0.notify()
-    }
-
-    fn notify_taken(&mut self) -> u32 {
-        self.0.notify_taken()
     }
 }
 

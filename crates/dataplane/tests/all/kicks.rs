@@ -62,9 +62,6 @@ impl PortQueue for Sleeper {
         self.queue.rx_burst(batch);
         self.owed[1] = !batch.is_empty();
     }
-    fn rx_done(&mut self) {
-        self.queue.rx_done();
-    }
     fn tx_ready(&self) -> bool {
         self.queue.tx_ready()
     }
@@ -74,9 +71,6 @@ impl PortQueue for Sleeper {
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         self.owed[0] = true;
         self.queue.tx_burst(batch, frames)
-    }
-    fn publish(&mut self) {
-        self.queue.publish();
     }
     fn notify(&mut self) -> u32 {
         self.wake(0)

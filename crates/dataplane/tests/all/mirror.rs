@@ -13,7 +13,6 @@ use penstock_dataplane::snapshot::{
     Then, VidSet,
 };
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Vid};
 
 use crate::common::{self, frame, join, workers};
@@ -199,12 +198,10 @@ fn a_slow_probe_loses_copies_and_no_frame_of_the_port() {
             to_probe(true, true)(policy);
             if policy.id == 2 {
                 let terms = QueueTerms {
-                    held_bytes: 8_192,
                     order: Order::FairShare,
                     pacing: Pacing::Link(BitsPerSecond(1_000_000)),
-                    bound: Bound::default(),
                     frames: 8,
-                    flows: false,
+                    ..QueueTerms::default()
                 };
                 policy.queue = Some(QueueHome::new(terms, 4, 4));
             }

@@ -37,7 +37,7 @@ fn queue() -> Arc<QueueHome> {
     let pacing = Pacing::Link(BitsPerSecond(1_000 * MBIT));
     let order = Order::Wfq;
     QueueHome::new(
-        QueueTerms { held_bytes: 262_144, order, pacing, bound, frames: 1_024, flows: false },
+        QueueTerms { order, pacing, bound, frames: 1_024, ..QueueTerms::default() },
         2,
         2,
     )

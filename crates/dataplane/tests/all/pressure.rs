@@ -11,7 +11,6 @@ use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Request, Turn, Worker, WorkerConfig};
-use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, Nanos};
 
 use crate::common::{self, access, frame, join, one_network, workers};
@@ -86,12 +85,9 @@ impl Bed {
 
 fn terms(link: u64) -> QueueTerms {
     QueueTerms {
-        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(link)),
-        bound: Bound::default(),
-        frames: 4_096,
-        flows: false,
+        ..QueueTerms::default()
     }
 }
 

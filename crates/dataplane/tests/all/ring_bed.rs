@@ -19,7 +19,6 @@ use penstock_dataplane::port::dirty_log::{DirtyLog, LOG_PAGE, RingLog};
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::inflight::{InflightRegion, RingLayout};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
-use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec};
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -48,23 +47,6 @@ pub fn map(file: &File, regions: &[Region]) -> Arc<GuestMemory> {
     };
     let regions = regions.iter().map(region).collect();
     Arc::new(GuestMemory::map(&MemoryAccount::default(), regions).unwrap())
-}
-
-/// Returns the usual terms of a new ring.
-pub fn spec(size: u16, at: RingAddresses) -> RingSpec {
-    let RingAddresses { descriptors, available, used } = at;
-    RingSpec {
-        size: size.into(),
-        descriptors,
-        available,
-        used,
-        base: 0,
-        event_idx: false,
-        mergeable: true,
-        in_order: false,
-        header: 12,
-        call: None,
-    }
 }
 
 /// Memory of a guest.

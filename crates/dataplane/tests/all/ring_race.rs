@@ -16,7 +16,7 @@ use penstock_dataplane::port::guest_memory::GuestMemory;
 use penstock_dataplane::port::packed_ring::PackedRing;
 use penstock_dataplane::port::split_ring::{RingAddresses, RingSpec, SplitRing};
 
-use crate::ring_bed::{USER, map, memory_file, spec};
+use crate::ring_bed::{USER, map, memory_file};
 
 const MEMORY: u64 = 1 << 16;
 /// Number of bytes of the file before and after the guest's region. Bytes outside the region do not
@@ -100,7 +100,7 @@ impl Shared {
     fn spec(&self) -> RingSpec {
         let at =
             RingAddresses { descriptors: USER, available: USER + AVAILABLE, used: USER + USED };
-        spec(SIZE, at)
+        RingSpec::new(SIZE.into(), at)
     }
 }
 

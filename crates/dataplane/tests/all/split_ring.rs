@@ -12,7 +12,7 @@ use penstock_dataplane::port::split_ring::{RingAddresses, RingError, RingSpec, S
 
 use crate::ring_bed::{
     BUFFERS, HALF, INDIRECT, MEMORY, Memory, NEXT, SECOND, USER, WRITE, batch_of, eventfd,
-    frames_of, map, memory_file, pattern, rung, spec,
+    frames_of, map, memory_file, pattern, rung,
 };
 
 pub const SIZE: u16 = 64;
@@ -53,7 +53,7 @@ impl Guest {
     }
 
     fn ring_with(&self, edit: impl FnOnce(&mut RingSpec)) -> Result<SplitRing, RingError> {
-        let mut spec = spec(SIZE, ADDRESSES);
+        let mut spec = RingSpec::new(SIZE.into(), ADDRESSES);
         edit(&mut spec);
         SplitRing::new(spec, Arc::clone(&self.map))
     }
@@ -270,10 +270,10 @@ fn rings_in_impossible_places_are_refused() {
     assert_eq!(error(|s| s.size = 0), Some(RingError::Size(0)));
     assert_eq!(error(|s| s.size = 100), Some(RingError::Size(100)));
     assert_eq!(error(|s| s.size = 65_536), Some(RingError::Size(65_536)));
-    assert!(matches!(error(|s| s.used = USER + 2), Some(RingError::Address("used ring", _))));
-    assert!(matches!(error(|s| s.descriptors = 7), Some(RingError::Address(..))));
+    assert!(matches!(error(|s| s.at.used = USER + 2), Some(RingError::Address("used ring", _))));
+    assert!(matches!(error(|s| s.at.descriptors = 7), Some(RingError::Address(..))));
     assert!(matches!(
-        error(|s| s.available = USER + HALF - 4),
+        error(|s| s.at.available = USER + HALF - 4),
         Some(RingError::Address("available ring", _))
     ));
 }
@@ -470,7 +470,8 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
     let file = memory_file(MEMORY);
     let mut victim = Guest::new();
     let mut other = victim.ring();
-    let mut ring = SplitRing::new(spec(SIZE, ADDRESSES), map(&file, &[(0, 0, MEMORY)])).unwrap();
+    let spec = RingSpec::new(SIZE.into(), ADDRESSES);
+    let mut ring = SplitRing::new(spec, map(&file, &[(0, 0, MEMORY)])).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
     // The pages of ring and buffers are missing. All reads return zeros, and no fault ends the

@@ -16,7 +16,6 @@ use proptest::prelude::*;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::ring_bed;
 use crate::ring_bed::{USER, eventfd, map, memory_file};
 use crate::split_ring::taken;
 
@@ -147,7 +146,7 @@ fn compare(steps: &[Step], start: u16) {
         base: start.into(),
         event_idx: true,
         call: Some(eventfd()),
-        ..ring_bed::spec(SIZE, at)
+        ..RingSpec::new(SIZE.into(), at)
     };
     let mut ring = SplitRing::new(spec, ours).unwrap();
     let mut queue = Queue::new(SIZE).unwrap();

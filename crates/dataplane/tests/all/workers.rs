@@ -14,7 +14,6 @@ use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
-use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, PacketsPerSecond, PortId, QueueId, WorkerId};
 
 use crate::common::{access, frame, join, one_network, workers};
@@ -229,12 +228,10 @@ fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() 
     let mut bed = Bed::new(&[&[0], &[0]]);
     introduce(&mut bed, &[0, 1]);
     let terms = QueueTerms {
-        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(10_000_000)),
-        bound: Bound::default(),
         frames: 64,
-        flows: false,
+        ..QueueTerms::default()
     };
     let home = QueueHome::new(terms, 8, 8);
     bed.swap(|policy| policy.queue = (policy.id == 1).then(|| Arc::clone(&home)));
@@ -264,14 +261,7 @@ const SECOND: u32 = 1 << 20;
 fn fair_bed() -> Bed {
     let mut bed = Bed::new(&[&[0], &[0], &[0]]);
     introduce(&mut bed, &[0, 1, 2]);
-    let terms = QueueTerms {
-        held_bytes: 262_144,
-        order: Order::FairShare,
-        pacing: Pacing::None,
-        bound: Bound::default(),
-        frames: 4_096,
-        flows: false,
-    };
+    let terms = QueueTerms { order: Order::FairShare, ..QueueTerms::default() };
     let home = QueueHome::new(terms, 8, 8);
     bed.swap(|policy| policy.queue = (policy.id == 2).then(|| Arc::clone(&home)));
     bed

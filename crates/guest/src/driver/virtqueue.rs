@@ -22,6 +22,24 @@ macro_rules! either {
     };
 }
 
+/// Defines methods that call the methods of the same names of the split or packed ring.
+macro_rules! forward {
+    ($($(#[$about:meta])*
+    fn $name:ident(&mut $own:ident $(, $arg:ident: $kind:ty)*) $(-> $result:ty)?;)*) => {$(
+        $(#[$about])*
+        #[inline]
+        pub fn $name(&mut $own $(, $arg: $kind)*) $(-> $result)? {
+            either!($own, ring => ring.$name($($arg),*))
+        }
+    )*};
+    ($(fn $name:ident(&$own:ident $(, $arg:ident: $kind:ty)*) $(-> $result:ty)?;)*) => {$(
+        #[inline]
+        pub fn $name(&$own $(, $arg: $kind)*) $(-> $result)? {
+            either!($own, ring => ring.$name($($arg),*))
+        }
+    )*};
+}
+
 impl Virtqueue {
     /// Creates a ring in three memory windows that contain only zeros. Each memory window must be
     /// large enough for its part of a split ring and of a packed ring.
@@ -38,99 +56,31 @@ impl Virtqueue {
         matches!(self, Self::Packed(_))
     }
 
-    pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
-        either!(self, ring => ring.set_features(event_idx, in_order));
+    forward! {
+        fn size(&self) -> u16;
+        fn free_descriptors(&self) -> usize;
+        fn outstanding(&self) -> u16;
+        fn addresses(&self) -> [u64; 3];
+        fn peek_used(&self, ahead: u16) -> Used;
     }
 
-    #[inline]
-    pub fn size(&self) -> u16 {
-        either!(self, ring => ring.size())
-    }
-
-    #[inline]
-    pub fn free_descriptors(&self) -> usize {
-        either!(self, ring => ring.free_descriptors())
-    }
-
-    #[inline]
-    pub fn outstanding(&self) -> u16 {
-        either!(self, ring => ring.outstanding())
-    }
-
-    pub fn addresses(&self) -> [u64; 3] {
-        either!(self, ring => ring.addresses())
-    }
-
-    pub fn desc_window(&mut self) -> &mut Window {
-        either!(self, ring => ring.desc_window())
-    }
-
-    pub fn avail_window(&mut self) -> &mut Window {
-        either!(self, ring => ring.avail_window())
-    }
-
-    pub fn used_window(&mut self) -> &mut Window {
-        either!(self, ring => ring.used_window())
-    }
-
-    #[inline]
-    pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
-        either!(self, ring => ring.add(parts, flags))
-    }
-
-    #[inline]
-    pub fn repost(&mut self, head: u16) {
-        either!(self, ring => ring.repost(head));
-    }
-
-    #[inline]
-    pub fn publish(&mut self) -> bool {
-        either!(self, ring => ring.publish())
-    }
-
-    #[inline]
-    pub fn used_waiting(&mut self) -> u16 {
-        either!(self, ring => ring.used_waiting())
-    }
-
-    #[inline]
-    pub fn peek_used(&self, ahead: u16) -> Used {
-        either!(self, ring => ring.peek_used(ahead))
-    }
-
-    #[inline]
-    pub fn pop_entry(&mut self) -> Option<Used> {
-        either!(self, ring => ring.pop_entry())
-    }
-
-    #[inline]
-    pub fn pop_head(&mut self) -> Option<u16> {
-        either!(self, ring => ring.pop_head())
-    }
-
-    #[inline]
-    pub fn free(&mut self, head: u16) {
-        either!(self, ring => ring.free(head));
-    }
-
-    pub fn suppress(&mut self) {
-        either!(self, ring => ring.suppress());
-    }
-
-    pub fn arm(&mut self) -> bool {
-        either!(self, ring => ring.arm())
-    }
-
-    pub fn arm_delayed(&mut self) -> bool {
-        either!(self, ring => ring.arm_delayed())
-    }
-
-    pub fn restart(&mut self) -> (u16, u16) {
-        either!(self, ring => ring.restart())
-    }
-
-    pub fn resume(&mut self) -> u16 {
-        either!(self, ring => ring.resume())
+    forward! {
+        fn set_features(&mut self, event_idx: bool, in_order: bool);
+        fn desc_window(&mut self) -> &mut Window;
+        fn avail_window(&mut self) -> &mut Window;
+        fn used_window(&mut self) -> &mut Window;
+        fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16>;
+        fn repost(&mut self, head: u16);
+        fn publish(&mut self) -> bool;
+        fn used_waiting(&mut self) -> u16;
+        fn pop_entry(&mut self) -> Option<Used>;
+        fn pop_head(&mut self) -> Option<u16>;
+        fn free(&mut self, head: u16);
+        fn suppress(&mut self);
+        fn arm(&mut self) -> bool;
+        fn arm_delayed(&mut self) -> bool;
+        fn restart(&mut self) -> (u16, u16);
+        fn resume(&mut self) -> u16;
     }
 
     pub fn disorder(&self) -> u64 {

@@ -70,6 +70,11 @@ pub(crate) fn count(n: usize) -> f64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+pub(crate) fn float(n: u64) -> f64 {
+    n as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 pub(crate) fn ms(time: Nanos) -> f64 {
     time.0 as f64 / 1e6
 }

@@ -30,11 +30,11 @@ use penstock_dataplane::counters::WorkerReading;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
-use penstock_qos::fair_share::Bound;
 use penstock_sim::{Costs, Notice, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, Rng, TscRate};
 
 use crate::accounts::{self, Bands, Found, Totals};
+use crate::evidence::stats::float;
 use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::live;
 
@@ -243,12 +243,9 @@ fn lower_class(
             let up = bed.add(1_024, Notice::Poll)?;
             let high = bed.add(RING, Notice::Poll)?;
             let terms = QueueTerms {
-                held_bytes: 262_144,
                 order,
                 pacing: Pacing::Link(BitsPerSecond(100_000_000_000)),
-                bound: Bound::default(),
-                frames: 4_096,
-                flows: false,
+                ..QueueTerms::default()
             };
             let home = QueueHome::new(terms, 8, 8);
             bed.world.set_policy(up, |policy| {
@@ -271,11 +268,6 @@ fn lower_class(
 
 const SIM: Bands =
     Bands { kept: 99.5, charged: (0.97, 1.03), lower: 99.0, unattributed: 0.0, host: 1.0 };
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn float(n: u64) -> f64 {
-    n as f64
-}
 
 fn picture(record: &Record) -> Picture {
     let y = Axis::linear("time, %").from(0.0).to(100.0);

@@ -127,21 +127,15 @@ fn name(policy: Policy, printed: bool) -> String {
 
 fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
     let [bps, strict, minmax, printed] = vm1 else { return };
-    outcome.claim(
-        Claim::new("bps_vm1_phase2_delta_pct", "bps: VM1's change when VM2 and VM4 send 64 B", "%")
-            .published(-12.0)
-            .within(-25.0, -5.0)
-            .measured(delta_pct(bps[0], bps[1])),
-    );
+    let what = "bps: VM1's change when VM2 and VM4 send 64 B";
+    let claim = Claim::new("bps_vm1_phase2_delta_pct", what, "%");
+    outcome.claim(claim.published(-12.0).within(-25.0, -5.0).measured(delta_pct(bps[0], bps[1])));
     // The value furthest from 4 Gbit/s is reported.
     let off = |gbps: &f64| (gbps - 4.0).abs();
     let worst = strict.iter().copied().max_by(|a, b| off(a).total_cmp(&off(b)));
-    outcome.claim(
-        Claim::new("strict_vm1_gbps", "cycles-strict: VM1's rate in the worst phase", "Gbit/s")
-            .published(4.0)
-            .within(3.96, 4.04)
-            .measured(worst.unwrap_or(f64::NAN)),
-    );
+    let what = "cycles-strict: VM1's rate in the worst phase";
+    let claim = Claim::new("strict_vm1_gbps", what, "Gbit/s");
+    outcome.claim(claim.published(4.0).within(3.96, 4.04).measured(worst.unwrap_or(f64::NAN)));
     outcome.claim(
         Claim::new(
             "minmax_vm1_gbps_min",
@@ -152,16 +146,9 @@ fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
         .at_least(3.96)
         .measured(minmax.iter().copied().fold(f64::INFINITY, f64::min)),
     );
-    outcome.claim(
-        Claim::new(
-            "minmax_vm1_gbps_phase1",
-            "cycles-minmax: VM1's rate while two VMs sleep",
-            "Gbit/s",
-        )
-        .published(6.3)
-        .at_least(6.0)
-        .measured(minmax[0]),
-    );
+    let what = "cycles-minmax: VM1's rate while two VMs sleep";
+    let claim = Claim::new("minmax_vm1_gbps_phase1", what, "Gbit/s");
+    outcome.claim(claim.published(6.3).at_least(6.0).measured(minmax[0]));
     for (id, what, gbps) in [
         (
             "minmax_vm1_gbps_min_as_printed",
@@ -211,32 +198,15 @@ fn latency(
 fn latency_claims(outcome: &mut Outcome, latency: &[f64]) {
     let &[native, bps, cycles, hbs, printed] = latency else { return };
     let left = |us: f64| 100.0 * (us - native) / (bps - native);
-    outcome.claim(
-        Claim::new(
-            "added_latency_left_pct_cycles_only",
-            "share of bps's added latency that remains with cycles alone",
-            "%",
-        )
-        .at_most(60.0)
-        .measured(left(cycles)),
-    );
-    outcome.claim(
-        Claim::new(
-            "added_latency_left_pct_hbs",
-            "share of bps's added latency that remains with cycles and HBS",
-            "%",
-        )
-        .at_most(5.0)
-        .measured(left(hbs)),
-    );
-    outcome.claim(
-        Claim::new(
-            "added_latency_left_pct_hbs_as_printed",
-            "share of bps's added latency that remains with the printed algorithms",
-            "%",
-        )
-        .measured(left(printed)),
-    );
+    let what = "share of bps's added latency that remains with cycles alone";
+    let claim = Claim::new("added_latency_left_pct_cycles_only", what, "%");
+    outcome.claim(claim.at_most(60.0).measured(left(cycles)));
+    let what = "share of bps's added latency that remains with cycles and HBS";
+    let claim = Claim::new("added_latency_left_pct_hbs", what, "%");
+    outcome.claim(claim.at_most(5.0).measured(left(hbs)));
+    let what = "share of bps's added latency that remains with the printed algorithms";
+    let claim = Claim::new("added_latency_left_pct_hbs_as_printed", what, "%");
+    outcome.claim(claim.measured(left(printed)));
     outcome.claim(Claim::new("native_latency_us", "latency of VM1 alone", "us").measured(native));
     outcome.claim(Claim::new("bps_latency_us", "latency of VM1 under bps", "us").measured(bps));
 }

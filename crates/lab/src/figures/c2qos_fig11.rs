@@ -172,19 +172,12 @@ fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         groups.push((name, all));
     }
     let everything = || groups.iter().flat_map(|group| &group.1);
-    outcome.claim(
-        Claim::new(
-            "deviation_before_learning_pct",
-            "largest deviation from a purchase, before learning",
-            "%",
-        )
-        .measured(worst(everything().map(|d| d.0))),
-    );
-    outcome.claim(
-        Claim::new("deviation_pct", "largest deviation from a purchase, after learning", "%")
-            .within(-1.0, 1.0)
-            .measured(worst(everything().map(|d| d.1))),
-    );
+    let what = "largest deviation from a purchase, before learning";
+    let claim = Claim::new("deviation_before_learning_pct", what, "%");
+    outcome.claim(claim.measured(worst(everything().map(|d| d.0))));
+    let what = "largest deviation from a purchase, after learning";
+    let claim = Claim::new("deviation_pct", what, "%");
+    outcome.claim(claim.within(-1.0, 1.0).measured(worst(everything().map(|d| d.1))));
     let mut printed = mixed(ctx, true)?;
     for cores in [1, 2] {
         for vms in VMS {
@@ -192,10 +185,8 @@ fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         }
     }
     let what = "largest deviation, after learning, with the printed algorithms";
-    outcome.claim(
-        Claim::new("deviation_pct_as_printed", what, "%")
-            .measured(worst(printed.iter().map(|d| d.1))),
-    );
+    let claim = Claim::new("deviation_pct_as_printed", what, "%");
+    outcome.claim(claim.measured(worst(printed.iter().map(|d| d.1))));
     let published = [3.0, 4.0, 6.0];
     for ((name, all), published) in groups.iter().zip(published) {
         outcome.claim(
@@ -308,53 +299,32 @@ fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
             let class: u8 = class;
             outcome.series(&format!("{prefix}class {class}"), "share", distribution(us));
             let name = format!("{id}class{class}_p99.9_us");
-            outcome.claim(
-                Claim::new(&name, "99.9th percentile of the latency from ring to link", "us")
-                    .measured(p999),
-            );
+            let what = "99.9th percentile of the latency from ring to link";
+            let claim = Claim::new(&name, what, "us");
+            outcome.claim(claim.measured(p999));
             let name = format!("{id}class{class}_bound_us");
-            outcome.claim(
-                Claim::new(&name, "latency bound from ring to end of batch", "us").measured(*bound),
-            );
+            let claim = Claim::new(&name, "latency bound from ring to end of batch", "us");
+            outcome.claim(claim.measured(*bound));
         }
     }
     let p99 = found.p(99.0);
     let ratio = p99.windows(2).map(|pair| pair[1] / pair[0]).fold(f64::INFINITY, f64::min);
-    outcome.claim(
-        Claim::new(
-            "class_p99_ratio_min",
-            "lowest ratio of a class's p99 to the previous class's p99",
-            "ratio",
-        )
-        .at_least(1.2)
-        .measured(ratio),
-    );
+    let what = "lowest ratio of a class's p99 to the previous class's p99";
+    let claim = Claim::new("class_p99_ratio_min", what, "ratio");
+    outcome.claim(claim.at_least(1.2).measured(ratio));
     let over = || found.over().into_iter().chain(deep.over());
     // NaN also counts as above the bound.
     let broken = over().filter(|ratio| ratio.is_nan() || *ratio < 1.0).count();
-    outcome.claim(
-        Claim::new("classes_over_bound", "classes with a p99.9 above their bound", "classes")
-            .at_most(0.0)
-            .measured(testbed::float(broken as u64)),
-    );
+    let what = "classes with a p99.9 above their bound";
+    let claim = Claim::new("classes_over_bound", what, "classes");
+    outcome.claim(claim.at_most(0.0).measured(testbed::float(broken as u64)));
     let most = |found: &Found| found.over().into_iter().fold(f64::NEG_INFINITY, f64::max);
-    outcome.claim(
-        Claim::new(
-            "bound_over_p999_max",
-            "largest ratio of bound to p99.9; bursts as large as buckets permit",
-            "ratio",
-        )
-        .at_most(5.0)
-        .measured(most(&deep)),
-    );
-    outcome.claim(
-        Claim::new(
-            "bound_over_p999_max_batches",
-            "largest ratio of bound to p99.9; bursts of one batch",
-            "ratio",
-        )
-        .measured(most(&found)),
-    );
+    let what = "largest ratio of bound to p99.9; bursts as large as buckets permit";
+    let claim = Claim::new("bound_over_p999_max", what, "ratio");
+    outcome.claim(claim.at_most(5.0).measured(most(&deep)));
+    let what = "largest ratio of bound to p99.9; bursts of one batch";
+    let claim = Claim::new("bound_over_p999_max_batches", what, "ratio");
+    outcome.claim(claim.measured(most(&found)));
     Ok(())
 }
 

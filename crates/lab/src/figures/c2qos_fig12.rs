@@ -274,50 +274,21 @@ fn show(outcome: &mut Outcome, reading: Reading, found: &[Found]) -> anyhow::Res
 
 fn claims(outcome: &mut Outcome, found: &[Found]) -> anyhow::Result<()> {
     let [native, bps, cycles, hbs] = found else { anyhow::bail!("four runs") };
-    outcome.claim(
-        Claim::new("bps_ftp_delta_pct", "bps: FTP's change when the web servers are loaded", "%")
-            .published(-11.0)
-            .within(-20.0, -5.0)
-            .measured(bps.ftp_delta_pct),
-    );
-    outcome.claim(
-        Claim::new(
-            "c2tb_ftp_delta_pct",
-            "cycles: FTP's change when the web servers are loaded",
-            "%",
-        )
-        .published(0.0)
-        .within(-1.0, 1.0)
-        .measured(cycles.ftp_delta_pct),
-    );
-    outcome.claim(
-        Claim::new(
-            "c2qos_ftp_delta_pct",
-            "cycles and HBS: FTP's change when the web servers are loaded",
-            "%",
-        )
-        .measured(hbs.ftp_delta_pct),
-    );
-    outcome.claim(
-        Claim::new(
-            "added_latency_left_pct_cycles_only",
-            "share of bps's added median latency that remains with cycles alone",
-            "%",
-        )
-        .published(50.0)
-        .at_most(60.0)
-        .measured(left([native, bps, cycles])),
-    );
-    outcome.claim(
-        Claim::new(
-            "added_latency_left_pct_hbs",
-            "share of bps's added median latency that remains with cycles and HBS",
-            "%",
-        )
-        .published(20.0)
-        .at_most(20.0)
-        .measured(left([native, bps, hbs])),
-    );
+    let what = "bps: FTP's change when the web servers are loaded";
+    let claim = Claim::new("bps_ftp_delta_pct", what, "%");
+    outcome.claim(claim.published(-11.0).within(-20.0, -5.0).measured(bps.ftp_delta_pct));
+    let what = "cycles: FTP's change when the web servers are loaded";
+    let claim = Claim::new("c2tb_ftp_delta_pct", what, "%");
+    outcome.claim(claim.published(0.0).within(-1.0, 1.0).measured(cycles.ftp_delta_pct));
+    let what = "cycles and HBS: FTP's change when the web servers are loaded";
+    let claim = Claim::new("c2qos_ftp_delta_pct", what, "%");
+    outcome.claim(claim.measured(hbs.ftp_delta_pct));
+    let what = "share of bps's added median latency that remains with cycles alone";
+    let claim = Claim::new("added_latency_left_pct_cycles_only", what, "%");
+    outcome.claim(claim.published(50.0).at_most(60.0).measured(left([native, bps, cycles])));
+    let what = "share of bps's added median latency that remains with cycles and HBS";
+    let claim = Claim::new("added_latency_left_pct_hbs", what, "%");
+    outcome.claim(claim.published(20.0).at_most(20.0).measured(left([native, bps, hbs])));
     for (policy, found) in POLICIES.into_iter().zip(found) {
         for percent in [50.0, 99.0] {
             let id = format!("{}_p{percent}_us", policy.name().replace(" + ", "_"));

@@ -147,12 +147,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         .within(-2.0, 2.0)
         .measured(delta_pct(before(&with), after(&with))),
     );
-    outcome.claim(
-        Claim::new("recovery_s", "time from the event until VM2's rate is restored", "s")
-            .published(2.0)
-            .at_most(1.0)
-            .measured(recovery(ctx, &with, before(&with))),
-    );
+    let claim = Claim::new("recovery_s", "time from the event until VM2's rate is restored", "s");
+    outcome.claim(claim.published(2.0).at_most(1.0).measured(recovery(ctx, &with, before(&with))));
     Ok(outcome)
 }
 

@@ -106,35 +106,20 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         ratios.push(means);
     }
     let [rr, c2qos] = &ratios[..] else { anyhow::bail!("two runs") };
-    outcome.claim(
-        Claim::new(
-            "rr_latency_16_over_1",
-            "round-robin: mean latency with 16 VMs divided by that with 1",
-            "ratio",
-        )
-        .at_least(5.0)
-        .measured(rr[4] / rr[0]),
-    );
+    let what = "round-robin: mean latency with 16 VMs divided by that with 1";
+    let claim = Claim::new("rr_latency_16_over_1", what, "ratio");
+    outcome.claim(claim.at_least(5.0).measured(rr[4] / rr[0]));
     let grows = rr.windows(2).all(|pair| pair[1] > pair[0]);
     outcome.claim(Claim::truth(
         "rr_latency_monotone",
         "round-robin: latency grows with every doubling of VMs",
         grows,
     ));
-    outcome.claim(
-        Claim::new(
-            "c2qos_top_class_16_over_1",
-            "C2QoS: class 1's latency with 16 VMs divided by that with 1",
-            "ratio",
-        )
-        .at_most(1.5)
-        .measured(c2qos[4] / c2qos[0]),
-    );
-    outcome.claim(
-        Claim::new("rr_latency_1_us", "round-robin: mean latency with 1 VM", "us")
-            .published(26.5)
-            .measured(rr[0]),
-    );
+    let what = "C2QoS: class 1's latency with 16 VMs divided by that with 1";
+    let claim = Claim::new("c2qos_top_class_16_over_1", what, "ratio");
+    outcome.claim(claim.at_most(1.5).measured(c2qos[4] / c2qos[0]));
+    let claim = Claim::new("rr_latency_1_us", "round-robin: mean latency with 1 VM", "us");
+    outcome.claim(claim.published(26.5).measured(rr[0]));
     Ok(outcome)
 }
 

@@ -233,26 +233,12 @@ fn linearity(r2: f64) -> Claim {
 
 fn claims(outcome: &mut Outcome, r2: f64, ingress: f64, classification: f64) {
     outcome.claim(linearity(r2));
-    outcome.claim(
-        Claim::new(
-            "ingress_1500_over_64",
-            "ingress cycles of 1500 B divided by those of 64 B",
-            "ratio",
-        )
-        .published(2.0)
-        .above(1.0)
-        .measured(ingress),
-    );
-    outcome.claim(
-        Claim::new(
-            "classification_multiple_over_single",
-            "classification cycles of many flows divided by those of one",
-            "ratio",
-        )
-        .published(1.67)
-        .above(1.0)
-        .measured(classification),
-    );
+    let what = "ingress cycles of 1500 B divided by those of 64 B";
+    let claim = Claim::new("ingress_1500_over_64", what, "ratio");
+    outcome.claim(claim.published(2.0).above(1.0).measured(ingress));
+    let what = "classification cycles of many flows divided by those of one";
+    let claim = Claim::new("classification_multiple_over_single", what, "ratio");
+    outcome.claim(claim.published(1.67).above(1.0).measured(classification));
 }
 
 fn picture(record: &Record) -> Picture {

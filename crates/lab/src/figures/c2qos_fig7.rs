@@ -115,32 +115,21 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
                 .measured(max(vm - 1)),
         );
         let what = format!("another reading, a core of 2.2 G: VM{vm}'s cycles");
-        outcome.claim(
-            Claim::new(&format!("vm{vm}_max_gcps_of_2_2"), what, "Gcycles/s")
-                .published(published)
-                .measured(whole.of_phase[0][vm - 1]),
-        );
+        let claim = Claim::new(&format!("vm{vm}_max_gcps_of_2_2"), what, "Gcycles/s");
+        outcome.claim(claim.published(published).measured(whole.of_phase[0][vm - 1]));
     }
     let bought: f64 = VMS.iter().map(|vm| vm.1).sum();
     let handed_out = sold.of_phase[0].iter().sum::<f64>() - bought;
-    outcome.claim(
-        Claim::new(
-            "idle_handed_out_gcps",
-            "cycles beyond the purchases, all four VMs together",
-            "Gcycles/s",
-        )
-        .published(0.96)
-        .within(0.959, 0.961)
-        .measured(handed_out),
-    );
+    let what = "cycles beyond the purchases, all four VMs together";
+    let claim = Claim::new("idle_handed_out_gcps", what, "Gcycles/s");
+    outcome.claim(claim.published(0.96).within(0.959, 0.961).measured(handed_out));
     let used = |shares: &Shares, of: f64| {
         let sums = shares.of_phase.iter().map(|all| 100.0 * all.iter().sum::<f64>() / of);
         sums.fold(f64::INFINITY, f64::min)
     };
     let what = "used share of the capacity, in the phase with the lowest use";
-    outcome.claim(
-        Claim::new("used_pct_min", what, "%").within(99.9, 100.1).measured(used(&sold, SALEABLE)),
-    );
+    let claim = Claim::new("used_pct_min", what, "%");
+    outcome.claim(claim.within(99.9, 100.1).measured(used(&sold, SALEABLE)));
     let what =
         "Algorithm 1 as printed: used share of the capacity, in the phase with the lowest use";
     outcome

@@ -54,7 +54,7 @@ use penstock_units::{CyclesPerSecond, Priority, TscRate, Weight};
 use super::core_loop::{Bought, CoreLoop};
 use super::paper_platform::{self as paper, Flows, Placement};
 use crate::bench::live_pair::LivePair;
-use crate::evidence::stats::{self, percentile};
+use crate::evidence::stats::{self, float as cycles, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
 use penstock_guest::load::{Rate, SizeMix};
 
@@ -148,11 +148,8 @@ fn claims(outcome: &mut Outcome, busy: f64, configured: f64) {
     outcome
         .claim(Claim::new("overhead_pct_28", what, "%").published(2.098).below(0.5).measured(busy));
     let what = "the same with 972 more silent VMs; must be within 10 % of overhead_pct_28";
-    outcome.claim(
-        Claim::new("overhead_pct_1000_configured", what, "%")
-            .within(0.9 * busy, 1.1 * busy)
-            .measured(configured),
-    );
+    let claim = Claim::new("overhead_pct_1000_configured", what, "%");
+    outcome.claim(claim.within(0.9 * busy, 1.1 * busy).measured(configured));
 }
 
 /// Measures the cycles of the turns of a [`CoreLoop`].
@@ -307,11 +304,6 @@ fn accuracy_at(seed: u64, interval_us: u64) -> anyhow::Result<Accuracy> {
         second_max_pct: second.fold(0.0, f64::max),
         wait_p99_us: percentile(&waits, 99.0),
     })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn cycles(count: u64) -> f64 {
-    count as f64
 }
 
 fn us(interval: u64) -> f64 {

@@ -305,11 +305,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         outcome.note(&format!("min_pps_kept_pct_{name}"), kept);
         least = least.min(kept);
     }
-    outcome.claim(
-        Claim::new("min_pps_kept_pct", "part of `min_pps` that a VM keeps beside floods", "%")
-            .at_least(99.5)
-            .measured(least),
-    );
+    let what = "part of `min_pps` that a VM keeps beside floods";
+    let claim = Claim::new("min_pps_kept_pct", what, "%");
+    outcome.claim(claim.at_least(99.5).measured(least));
     ctx.progress(0.95, "verification of models with one wrong cost");
     let catches = verify_catches(ctx, &mut outcome)?;
     let what =
@@ -323,11 +321,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 
 fn deviation(outcome: &mut Outcome, id: &str, what: &str, all: &[f64]) {
     let what = format!("largest deviation of the delivered rate from the purchase: {what}");
-    outcome.claim(
-        Claim::new(&format!("contract_deviation_pct_{id}"), &what, "%")
-            .within(-1.0, 1.0)
-            .measured(worst(all.iter().copied())),
-    );
+    let claim = Claim::new(&format!("contract_deviation_pct_{id}"), &what, "%");
+    outcome.claim(claim.within(-1.0, 1.0).measured(worst(all.iter().copied())));
 }
 
 fn picture(record: &Record) -> Picture {

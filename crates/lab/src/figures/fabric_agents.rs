@@ -123,15 +123,9 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("took_over_s", found.took_over_s);
     report(&mut outcome, &found.intervals);
     report_sessions(&mut outcome, &found.over_grpc);
-    outcome.claim(
-        Claim::new(
-            "memory_gib",
-            "peak memory of controller, switches and agents in one process",
-            "GiB",
-        )
-        .below(2.0)
-        .measured(memory_gib()?),
-    );
+    let what = "peak memory of controller, switches and agents in one process";
+    let claim = Claim::new("memory_gib", what, "GiB");
+    outcome.claim(claim.below(2.0).measured(memory_gib()?));
     Ok(outcome)
 }
 
@@ -262,11 +256,9 @@ fn report(outcome: &mut Outcome, all: &[Closed]) {
         "CPU time of the process in an interval (highest of 20)",
         at(100.0, cpu),
     );
-    outcome.claim(
-        Claim::new("changed", "tenants that got or lost queues in an interval (median)", "")
-            .at_least(0.01 * count(FULL.tenants))
-            .measured(at(50.0, |one| one.changed)),
-    );
+    let what = "tenants that got or lost queues in an interval (median)";
+    let claim = Claim::new("changed", what, "");
+    outcome.claim(claim.at_least(0.01 * count(FULL.tenants)).measured(at(50.0, |one| one.changed)));
     outcome.claim(
         Claim::new("heard", "hosts with a report in an interval (lowest)", "%")
             .at_least(95.0)
@@ -284,35 +276,20 @@ fn report_sessions(outcome: &mut Outcome, found: &Sessions) {
     let (closed, cpu) = (series(|one| one.0), series(|one| one.1));
     outcome.series("sessions_closed_s", "s", (1..).map(count).zip(closed.iter().copied()));
     outcome.series("sessions_cpu_s", "s", (1..).map(count).zip(cpu.iter().copied()));
-    outcome.claim(
-        Claim::new(
-            "sessions_interval_worst_s",
-            "duration with 1,000 agents over gRPC (longest of 5)",
-            "s",
-        )
-        .below(1.0)
-        .measured(most(&closed)),
-    );
-    outcome.claim(
-        Claim::new("sessions_done", "agents over gRPC that have applied a plan of this leader", "")
-            .at_least(count(FULL.over_grpc.sessions))
-            .measured(count(found.plans_done)),
-    );
-    outcome.claim(
-        Claim::new("sessions_lost", "lost sessions and failed plans over gRPC", "")
-            .at_most(0.0)
-            .measured(count(found.lost + found.failed)),
-    );
-    outcome.claim(
-        Claim::new("sessions_all_heard", "all hosts with a report in an interval (lowest)", "%")
-            .at_least(95.0)
-            .measured(fewest(&series(|one| one.2))),
-    );
-    outcome.claim(
-        Claim::new("sessions_heard", "hosts over gRPC with a report in an interval (lowest)", "%")
-            .at_least(95.0)
-            .measured(fewest(&series(|one| one.3))),
-    );
+    let what = "duration with 1,000 agents over gRPC (longest of 5)";
+    let claim = Claim::new("sessions_interval_worst_s", what, "s");
+    outcome.claim(claim.below(1.0).measured(most(&closed)));
+    let what = "agents over gRPC that have applied a plan of this leader";
+    let claim = Claim::new("sessions_done", what, "");
+    outcome.claim(claim.at_least(count(FULL.over_grpc.sessions)).measured(count(found.plans_done)));
+    let claim = Claim::new("sessions_lost", "lost sessions and failed plans over gRPC", "");
+    outcome.claim(claim.at_most(0.0).measured(count(found.lost + found.failed)));
+    let what = "all hosts with a report in an interval (lowest)";
+    let claim = Claim::new("sessions_all_heard", what, "%");
+    outcome.claim(claim.at_least(95.0).measured(fewest(&series(|one| one.2))));
+    let what = "hosts over gRPC with a report in an interval (lowest)";
+    let claim = Claim::new("sessions_heard", what, "%");
+    outcome.claim(claim.at_least(95.0).measured(fewest(&series(|one| one.3))));
 }
 
 fn picture(record: &Record) -> Picture {

@@ -289,20 +289,11 @@ fn report(found: &Found) -> Outcome {
     outcome.note("in_use_mb_max", most(|size| size.in_use) / 1e6);
     outcome.note("stored_ms_median", percentile(&found.stored_ms, 50.0));
     outcome.note("stored_ms_max", percentile(&found.stored_ms, 100.0));
-    outcome.claim(
-        Claim::new(
-            "history_mb_day",
-            "growth of etcd's space in use in a day, after compaction (extrapolated)",
-            "MB",
-        )
-        .at_most(50.0)
-        .measured(growth(&found.points)),
-    );
-    outcome.claim(
-        Claim::new("file_mb", "size of etcd's file (largest)", "MB")
-            .at_most(200.0)
-            .measured(most(|size| size.file) / 1e6),
-    );
+    let what = "growth of etcd's space in use in a day, after compaction (extrapolated)";
+    let claim = Claim::new("history_mb_day", what, "MB");
+    outcome.claim(claim.at_most(50.0).measured(growth(&found.points)));
+    let claim = Claim::new("file_mb", "size of etcd's file (largest)", "MB");
+    outcome.claim(claim.at_most(200.0).measured(most(|size| size.file) / 1e6));
     let statement = "a successor reads the binding that was stored last";
     outcome.claim(Claim::truth("whole", statement, found.whole));
     outcome

@@ -30,6 +30,7 @@ use penstock_qos::vtrr::Vtrr;
 use penstock_units::{BitsPerSecond, Weight};
 
 use super::fsvde_link::{self as link, Client, Egress};
+use crate::evidence::stats::count as number;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -75,12 +76,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         for (client, (share, due)) in shares.iter().zip(due).enumerate() {
             let id = format!("{name}_share_c{}", client + 1);
             let what = format!("c{}'s share of the link under {}", client + 1, egress.name());
-            outcome.claim(
-                Claim::new(&id, what, "")
-                    .published(due)
-                    .within(due - BAND, due + BAND)
-                    .measured(*share),
-            );
+            let claim = Claim::new(&id, what, "");
+            outcome.claim(claim.published(due).within(due - BAND, due + BAND).measured(*share));
         }
     }
     Ok(outcome)
@@ -100,11 +97,6 @@ fn schedule() -> anyhow::Result<Vec<usize>> {
         Some(slot)
     };
     Ok((0..3 * SCHEDULE.len()).filter_map(|_| turn()).collect())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "small")]
-fn number(n: usize) -> f64 {
-    n as f64
 }
 
 fn picture(record: &Record) -> Picture {

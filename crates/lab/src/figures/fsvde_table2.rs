@@ -65,36 +65,19 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     };
     let (fifo, fair) = (run(Egress::Fifo)?, run(Egress::FairShare)?);
     let ratio = |sent: &Sent| sent.client_mbps(1) / sent.client_mbps(0);
-    outcome.claim(
-        Claim::new(
-            "fifo_ratio_c2_over_c1",
-            "c2's rate divided by c1's, first come, first served",
-            "",
-        )
-        .published(3.28)
-        .at_least(3.0)
-        .measured(ratio(&fifo)),
-    );
-    outcome.claim(
-        Claim::new("fair_ratio_c2_over_c1", "c2's rate divided by c1's under fair-share", "")
-            .published(2.01)
-            .within(1.998, 2.002)
-            .measured(ratio(&fair)),
-    );
+    let what = "c2's rate divided by c1's, first come, first served";
+    let claim = Claim::new("fifo_ratio_c2_over_c1", what, "");
+    outcome.claim(claim.published(3.28).at_least(3.0).measured(ratio(&fifo)));
+    let what = "c2's rate divided by c1's under fair-share";
+    let claim = Claim::new("fair_ratio_c2_over_c1", what, "");
+    outcome.claim(claim.published(2.01).within(1.998, 2.002).measured(ratio(&fair)));
     let part = |(client, weight): (usize, f64)| {
         100.0 * fair.client_mbps(client) / (fair.all_mbps() * weight / 3.0)
     };
     let least = [(0, 1.0), (1, 2.0)].map(part).into_iter().fold(f64::INFINITY, f64::min);
-    outcome.claim(
-        Claim::new(
-            "share_of_due_pct_min",
-            "lowest ratio of a client's rate to its share by weight",
-            "%",
-        )
-        .published(99.4)
-        .at_least(99.9)
-        .measured(least),
-    );
+    let what = "lowest ratio of a client's rate to its share by weight";
+    let claim = Claim::new("share_of_due_pct_min", what, "%");
+    outcome.claim(claim.published(99.4).at_least(99.9).measured(least));
     let what = "total rate of fair-share, as a share of fifo's";
     let of_fifo = 100.0 * fair.all_mbps() / fifo.all_mbps();
     outcome.claim(Claim::new("throughput_vs_fifo_pct", what, "%").measured(of_fifo));

@@ -21,6 +21,7 @@ use penstock_qos::policer::{Limit, Policer, Spec, wait_depth, wait_frames};
 use penstock_sim::{Costs, PortHandle, Rng, SinkSpec, SourceSpec, World};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, TscRate};
 
+use crate::evidence::stats::float;
 use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::live;
 
@@ -95,12 +96,11 @@ impl Bed {
                 let (order, pacing) = (Order::Fifo, Pacing::None);
                 let home = QueueHome::new(
                     QueueTerms {
-                        held_bytes: 2 << 20,
                         order,
                         pacing,
                         bound,
-                        frames: 4_096,
-                        flows: false,
+                        held_bytes: 2 << 20,
+                        ..QueueTerms::default()
                     },
                     8,
                     8,
@@ -184,11 +184,6 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.claim(live::udp_claim("64 or 1,518 bytes", &floods).within(99.0, 101.0));
     outcome.claim(live::both_claim(worst).at_most(1.0));
     Ok(outcome)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn float(n: u64) -> f64 {
-    n as f64
 }
 
 fn picture(record: &Record) -> Picture {

@@ -76,6 +76,7 @@ pub use super::paper_record::Record;
 pub use super::sellers_errors::{Errors, MODEL_ERROR};
 
 use super::paper_platform::{self as paper, Placement};
+pub(crate) use crate::evidence::stats::float;
 use crate::evidence::{Axis, Outcome, Panel};
 
 /// Numbers of VMs on a host for which `penstock calibrate` measures the cost factor.
@@ -623,11 +624,6 @@ fn limit(rate: Rate) -> anyhow::Result<Arc<IngressPolicer>> {
     let spec = Spec::new(limit)?.per_frame(4);
     let own = Some(Arc::new(Policer::new(spec)));
     Ok(Arc::new(IngressPolicer { own: own.into_iter().collect(), links: Vec::<LinkLimit>::new() }))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of seconds")]
-pub fn float(n: u64) -> f64 {
-    n as f64
 }
 
 /// Returns the change from `before` to `after` in percent.

@@ -45,6 +45,8 @@
 //! without a required range.
 
 use penstock_fabric::hose::Hose;
+use penstock_fabric::queue_binding::Candidate;
+use penstock_fabric::score::payment;
 use penstock_fabric::tenant_placement::{
     Datacenter, Policy, QueueWeight, Request, Tenant, TenantSlot,
 };
@@ -136,6 +138,17 @@ pub(super) fn reserved_from(
     let mut rng = Rng::new(seed);
     let datacenter = fully_reserved(setting, most, &mut rng)?;
     Ok((datacenter, rng))
+}
+
+/// Returns all tenants as candidates for queues. A score is the tenant's payment, multiplied by a
+/// random factor from 0 to 1.
+pub(super) fn candidates<'a>(datacenter: &'a Datacenter, rng: &mut Rng) -> Vec<Candidate<'a>> {
+    let candidate = |(tenant, t): (TenantSlot, &'a Tenant)| {
+        let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
+        let links = &t.placement.entry.links;
+        Candidate { tenant, score, links, movable: true, shares: false }
+    };
+    datacenter.tenants().map(candidate).collect()
 }
 
 /// Returns the number of tenants on each link (N_L).

@@ -42,6 +42,7 @@ use std::sync::Arc;
 use penstock_sim::fabric::{Connection, FlowSim, Order, Ramp, SizeTable, Spec, System, TenantSpec};
 use penstock_units::{BitsPerSecond, Nanos};
 
+use crate::evidence::stats::count;
 use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};
 
 /// Number of tenants that share the core link with tenant T.
@@ -209,11 +210,6 @@ pub struct Had {
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 fn paced_bits(other: &TenantSpec) -> f64 {
     (other.hose.0 * bed::SAMPLE.0 / 1_000_000_000) as f64 * count(RACK)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn count(n: usize) -> f64 {
-    n as f64
 }
 
 #[cfg(test)]

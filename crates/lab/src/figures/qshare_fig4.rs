@@ -48,6 +48,7 @@ use penstock_sim::fabric::{System, TenantSpec};
 use penstock_units::Nanos;
 
 use super::qshare_core::{self as core, CONNECTIONS, Core, Demand};
+use crate::evidence::stats::{count, float as number};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Done, Plant, Troubles};
 
@@ -138,15 +139,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let runs = bed::parallel(&cases, run)?;
     unpredictable(&mut outcome, &cases, &runs);
     let kept = runs.iter().flat_map(Core::kept).map(|(_, kept)| kept).fold(steady, f64::min);
-    outcome.claim(
-        Claim::new(
-            "dilution_min",
-            "least share of a guarantee that the weights of a port left during a step of a plan",
-            "",
-        )
-        .at_least(0.98)
-        .measured(kept),
-    );
+    let what = "least share of a guarantee that the weights of a port left during a step of a plan";
+    let claim = Claim::new("dilution_min", what, "");
+    outcome.claim(claim.at_least(0.98).measured(kept));
     Ok(outcome)
 }
 
@@ -238,12 +233,8 @@ fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
         outcome.series(&format!("c: {name}"), "%", by);
         let statement =
             format!("lowest use of the core, rate allocation {name}, intervals of 1 to 10 s");
-        outcome.claim(
-            Claim::new(&format!("utilisation_pct_{name}_min"), statement, "%")
-                .published(91.0)
-                .at_least(low)
-                .measured(least(&by)),
-        );
+        let claim = Claim::new(&format!("utilisation_pct_{name}_min"), statement, "%");
+        outcome.claim(claim.published(91.0).at_least(low).measured(least(&by)));
     }
     let tcp = used(Case::Tcp { connections: CONNECTIONS });
     outcome.series("c: plain TCP", "%", INTERVALS.map(|i| (number(i), tcp)));
@@ -274,16 +265,6 @@ fn least(points: &[(f64, f64)]) -> f64 {
 
 fn mean(points: &[(f64, f64)]) -> f64 {
     points.iter().map(|point| point.1).sum::<f64>() / count(points.len())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn count(n: usize) -> f64 {
-    n as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn number(n: u64) -> f64 {
-    n as f64
 }
 
 fn picture(record: &Record) -> Picture {

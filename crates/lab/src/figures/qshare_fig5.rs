@@ -58,6 +58,7 @@ use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::Nanos;
 
 use super::qshare_fct::{Had, RAMP, Shuffle, run_all};
+use crate::evidence::stats::{count, float as number};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Plant, Troubles, Workload};
 
@@ -425,15 +426,6 @@ const fn key(workload: Workload) -> &'static str {
         Workload::Enterprise => "enterprise",
         Workload::DataMining => "data_mining",
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-fn number(n: u64) -> f64 {
-    n as f64
-}
-
-fn count(n: usize) -> f64 {
-    number(u64::try_from(n).unwrap_or(u64::MAX))
 }
 
 fn picture(record: &Record) -> Picture {

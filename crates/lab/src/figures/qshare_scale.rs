@@ -39,13 +39,12 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use penstock_fabric::hose::Hose;
-use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
-use penstock_fabric::score::payment;
+use penstock_fabric::queue_binding::{Binding, Mode, Settings};
 use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
 use penstock_sim::Rng;
 use penstock_units::BitsPerSecond;
 
-use super::qshare_datacenter::{SETTINGS, fully_reserved, tree};
+use super::qshare_datacenter::{SETTINGS, candidates, fully_reserved, tree};
 use crate::evidence::stats::{count, fit, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use penstock_guest::clock;
@@ -84,20 +83,12 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let full = fully_reserved(SETTINGS[0], Some(CAP), &mut rng)?;
     let full_s = seconds(begin);
     outcome.note("tenants_fully_reserved", full.tenants().count());
-    outcome.claim(
-        Claim::new("k16_fully_reserved_s", "time to fill 1,024 servers with 100,000 VMs", "s")
-            .below(10.0)
-            .measured(full_s),
-    );
-    outcome.claim(
-        Claim::new(
-            "k16_binding_pass_ms",
-            "time of one binding pass over all of these tenants",
-            "ms",
-        )
-        .below(50.0)
-        .measured(pass(&full, &mut rng)? * 1000.0),
-    );
+    let what = "time to fill 1,024 servers with 100,000 VMs";
+    let claim = Claim::new("k16_fully_reserved_s", what, "s");
+    outcome.claim(claim.below(10.0).measured(full_s));
+    let what = "time of one binding pass over all of these tenants";
+    let claim = Claim::new("k16_binding_pass_ms", what, "ms");
+    outcome.claim(claim.below(50.0).measured(pass(&full, &mut rng)? * 1000.0));
     drop(full);
     let mut sizes = Vec::new();
     for k in KS {
@@ -156,19 +147,7 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
     let mut binding = Binding::new(Settings::new(Mode::PerEgressMap), topology.links())?;
     let mut last = 0.0;
     for _ in 0..3 {
-        let tenants: Vec<Candidate<'_>> = datacenter
-            .tenants()
-            .map(|(tenant, t)| {
-                let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate {
-                    tenant,
-                    score,
-                    links: &t.placement.entry.links,
-                    movable: true,
-                    shares: false,
-                }
-            })
-            .collect();
+        let tenants = candidates(datacenter, rng);
         let begin = clock::now();
         let pass = binding.pass(topology, &tenants);
         last = seconds(begin);
@@ -197,32 +176,17 @@ fn report(outcome: &mut Outcome, sizes: &[Size]) {
     add("binding_pass_ms", "ms", &|size| size.pass_s * 1000.0);
     add("memory_gib", "GiB", &|size| size.memory_gib);
     let per_s = sizes.iter().find(|size| size.k == 48).map_or(f64::NAN, |size| 1.0 / mean(size));
-    outcome.claim(
-        Claim::new(
-            "k48_placements_per_s",
-            "placements per second, 27,648 servers with 90 % of their slots taken",
-            "1/s",
-        )
-        .at_least(200.0)
-        .measured(per_s),
-    );
+    let what = "placements per second, 27,648 servers with 90 % of their slots taken";
+    let claim = Claim::new("k48_placements_per_s", what, "1/s");
+    outcome.claim(claim.at_least(200.0).measured(per_s));
     let memory = sizes.last().map_or(f64::NAN, |size| size.memory_gib);
-    outcome.claim(
-        Claim::new(
-            "memory_100k_gib",
-            "peak memory, 101,306 servers with 90 % of 10 million slots taken",
-            "GiB",
-        )
-        .at_most(4.0)
-        .measured(memory),
-    );
+    let what = "peak memory, 101,306 servers with 90 % of 10 million slots taken";
+    let claim = Claim::new("memory_100k_gib", what, "GiB");
+    outcome.claim(claim.at_most(4.0).measured(memory));
     let logs: Vec<(f64, f64)> = sizes.iter().map(|s| (s.nodes.ln(), mean(s).ln())).collect();
-    outcome.claim(
-        Claim::new("growth_exponent", "exponent of a placement's time in the number of nodes", "")
-            .published(5.0 / 3.0)
-            .at_most(5.0 / 3.0)
-            .measured(fit(&logs).slope),
-    );
+    let what = "exponent of a placement's time in the number of nodes";
+    let claim = Claim::new("growth_exponent", what, "");
+    outcome.claim(claim.published(5.0 / 3.0).at_most(5.0 / 3.0).measured(fit(&logs).slope));
 }
 
 fn picture(record: &Record) -> Picture {

@@ -48,14 +48,13 @@
 //! (`*_nobound`).
 
 use penstock_fabric::dscp::{Palette, User, colour, used};
-use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
-use penstock_fabric::score::payment;
+use penstock_fabric::queue_binding::{Binding, Mode, Settings};
 use penstock_fabric::tenant_placement::{Datacenter, Tenant};
 use penstock_fabric::topology::LinkId;
 use penstock_sim::Rng;
 
 use super::qshare_datacenter::{
-    AT_MOST, BOUND, OTHER_BOUNDS, SETTINGS, links, networked, percent, reserved_from,
+    AT_MOST, BOUND, OTHER_BOUNDS, SETTINGS, candidates, links, networked, percent, reserved_from,
     tenants_by_link,
 };
 use crate::evidence::stats::count;
@@ -225,20 +224,7 @@ fn intervals(
     let all = count(datacenter.tenants().count());
     let (mut least, mut points) = ((100.0_f64, 100.0_f64), 0);
     for _ in 0..INTERVALS {
-        let tenants: Vec<Candidate<'_>> = datacenter
-            .tenants()
-            .map(|(tenant, t)| {
-                // The tenant's payment, multiplied by a random factor from 0 to 1.
-                let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate {
-                    tenant,
-                    score,
-                    links: &t.placement.entry.links,
-                    movable: true,
-                    shares: false,
-                }
-            })
-            .collect();
+        let tenants = candidates(datacenter, rng);
         binding.pass(datacenter.topology(), &tenants);
         let with_links = count(networked(datacenter).len());
         let bound = count(binding.bound().count());
@@ -298,16 +284,9 @@ fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
             outcome.claim(judged);
         }
     }
-    outcome.claim(
-        Claim::new(
-            "code_points",
-            format!("code points for all tenants with a queue, in every tree, {AT_MOST}"),
-            "",
-        )
-        .published(64.0)
-        .at_most(63.0)
-        .measured(most_code_points(rows)),
-    );
+    let what = format!("code points for all tenants with a queue, in every tree, {AT_MOST}");
+    let claim = Claim::new("code_points", what, "");
+    outcome.claim(claim.published(64.0).at_most(63.0).measured(most_code_points(rows)));
 }
 
 fn most_code_points(rows: &[(f64, Row)]) -> f64 {

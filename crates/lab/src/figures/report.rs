@@ -292,9 +292,8 @@ mod tests {
     fn record(mode: Mode, value: f64) -> Record {
         let experiment: &Experiment = &EXPERIMENTS[0];
         let mut outcome = Outcome::new();
-        outcome.claim(
-            Claim::new("a<b", "A & B.", "%").published(-20.0).within(-1.0, 1.0).measured(value),
-        );
+        let claim = Claim::new("a<b", "A & B.", "%");
+        outcome.claim(claim.published(-20.0).within(-1.0, 1.0).measured(value));
         outcome.claim(Claim::new("beside", "Shown.", "%").measured(7.0));
         outcome.note("cpu", "x");
         if mode == Mode::Live {

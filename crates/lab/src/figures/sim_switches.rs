@@ -20,18 +20,10 @@ pub(super) fn far(fabric: &Fabric, port: Port) -> String {
 /// Creates a simulated switch with eight queues for each switch of the fabric.
 pub(super) fn sim_switches(fabric: &Fabric) -> BTreeMap<NodeId, Arc<SimSwitch>> {
     let topology = fabric.topology();
-    let can = Capabilities {
-        queues: 8,
-        classes: 8,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: true,
-    };
     let info = |port: Port| PortInfo { name: far(fabric, port), rate: topology.rate(port.link) };
     let switch = |node: NodeId| {
         let ports: Vec<PortInfo> = fabric.ports_of(node).into_iter().map(info).collect();
-        let switch = SimSwitch::new(topology.name(node), can.clone(), &ports);
+        let switch = SimSwitch::new(topology.name(node), Capabilities::new(8, 8), &ports);
         (node, Arc::new(switch))
     };
     (1..topology.layers()).flat_map(|layer| topology.layer(layer)).map(switch).collect()

@@ -24,6 +24,7 @@ use penstock_qos::fair_share::{Bound, Excess};
 use penstock_sim::{Costs, PortHandle, Rng, SinkSpec, World, tcp_segment, udp_frame, wire_bytes};
 use penstock_units::{MacAddr, Nanos, TscRate, Weight};
 
+pub(super) use crate::evidence::stats::float;
 use crate::evidence::stats::{fit, ms};
 
 pub(super) const CORE: TscRate = TscRate::from_hz(2_000_000_000);
@@ -53,7 +54,7 @@ pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {
         wait: Nanos::from_millis(if holds { 10 } else { 1_000 }),
         excess: if holds { Excess::Hold } else { Excess::Drop },
     };
-    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, frames: 4_096, flows: false }
+    QueueTerms { order, pacing, bound, held_bytes: QUEUE_BYTES, ..QueueTerms::default() }
 }
 
 /// Returns the default terms of a `fair-share` output at which each flow of a VM has its own queue.
@@ -346,9 +347,4 @@ impl Bed {
     pub fn held_back(&self, vm: usize) -> u64 {
         self.world.port(self.ports[vm]).held_back
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-pub(super) fn float(n: u64) -> f64 {
-    n as f64
 }

@@ -43,9 +43,6 @@ pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f
         outcome.claim(secs.measured(waited.secs));
     }
     let what = "standard deviation of the waiting time, token bucket divided by smooth";
-    outcome.claim(
-        Claim::new("std_token_bucket_over_smooth", what, "")
-            .at_least(5.0)
-            .measured(deviations[0] / deviations[1]),
-    );
+    let claim = Claim::new("std_token_bucket_over_smooth", what, "");
+    outcome.claim(claim.at_least(5.0).measured(deviations[0] / deviations[1]));
 }

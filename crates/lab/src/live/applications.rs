@@ -218,10 +218,6 @@ impl Found {
 }
 
 /// Runs the live experiment of C2QoS Fig. 12.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("vsftpd", "vsftpd"), ("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")]

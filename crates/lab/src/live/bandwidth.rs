@@ -242,10 +242,6 @@ impl Step {
 type Curves = [Vec<(f64, f64)>; 4];
 
 /// Runs the live experiment of C2QoS Fig. 10.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     needs("qperf", "qperf")?;

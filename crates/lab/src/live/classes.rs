@@ -357,10 +357,6 @@ impl Seen {
 }
 
 /// Runs the live experiment of C2QoS Fig. 11: (c), and then (a) and (b) ([`super::accuracy`]).
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, wanted) = (context.live.secs.unwrap_or(0.5), context.live.runs.unwrap_or(5));
     let mut subjects = Subjects::start(context)?;
@@ -469,24 +465,13 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
         .measured(not_below_0(100.0 * seen[0].added_us() / seen[1].added_us())),
     );
     let ratios = (1..CLASSES).map(|class| c2qos.us(class + 1, 1) / c2qos.us(class, 1));
-    outcome.claim(
-        Claim::new(
-            "class_p99_ratio_min",
-            "p99 of a class over p99 of the class before, the least of all classes.",
-            "x",
-        )
-        .measured(ratios.fold(f64::INFINITY, super::noisy::nan_min)),
-    );
+    let what = "p99 of a class over p99 of the class before, the least of all classes.";
+    let claim = Claim::new("class_p99_ratio_min", what, "x");
+    outcome.claim(claim.measured(ratios.fold(f64::INFINITY, super::noisy::nan_min)));
     let over = (1..=CLASSES).zip(bounds).map(|(class, bound)| c2qos.us(class, 2) / bound);
-    outcome.claim(
-        Claim::new(
-            "p999_over_bound_max",
-            "p99.9 of every class is at most the bound that `penstock explain` prints.",
-            "x",
-        )
-        .at_most(1.0)
-        .measured(over.clone().fold(f64::NEG_INFINITY, nan_max)),
-    );
+    let what = "p99.9 of every class is at most the bound that `penstock explain` prints.";
+    let claim = Claim::new("p999_over_bound_max", what, "x");
+    outcome.claim(claim.at_most(1.0).measured(over.clone().fold(f64::NEG_INFINITY, nan_max)));
     outcome.claim(
         Claim::new("bound_over_p999_max", "The bound over p99.9, the largest of all classes.", "x")
             .at_most(5.0)
@@ -505,10 +490,6 @@ fn nan_max(a: f64, b: f64) -> f64 {
 }
 
 /// Runs the live experiment of C2QoS Fig. 3.
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, runs) = (context.live.secs.unwrap_or(0.6), context.live.runs.unwrap_or(3));
     let mut subjects = Subjects::start(context)?;

@@ -81,10 +81,6 @@ struct Way {
 }
 
 /// Runs the demo with both kinds of limits, and prints the three sentences that sum up the results.
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let windows = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));

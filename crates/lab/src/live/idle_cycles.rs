@@ -73,9 +73,6 @@ fn shares(rig: &mut Rig, bed: &Bed, asleep: &[usize], secs: f64) -> anyhow::Resu
 }
 
 /// Runs the live experiment of C2QoS Fig. 7.
-///
-/// # Errors
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let (secs, runs) = (context.live.secs.unwrap_or(2.0), context.live.runs.unwrap_or(3));

@@ -218,9 +218,6 @@ impl Got {
 }
 
 /// Runs the live experiment.
-///
-/// # Errors
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -548,18 +545,13 @@ fn conclude(
     let tcp = "one TCP stream with default offloads: the least part of a limit, over each kind of \
                limit, 10 Mbit/s to 2 Gbit/s, at round trips of 0.1 and 5 ms";
     outcome.claim(Claim::new("limited_tcp_pct_min", tcp, "%").at_least(LEAST).measured(least));
-    outcome.claim(
-        Claim::new("limited_tcp_over_pct_max", "the second with the highest rate", "%")
-            .at_most(102.0)
-            .measured(most),
-    );
+    let claim = Claim::new("limited_tcp_over_pct_max", "the second with the highest rate", "%");
+    outcome.claim(claim.at_most(102.0).measured(most));
     let sizes = "64 or 1,518 bytes, or in large segments";
     outcome.claim(udp_claim(sizes, floods).within(98.0, 101.0));
-    outcome.claim(
-        Claim::new("limited_four_flows_fairness", "Jain's index of four streams of one VM", "")
-            .at_least(0.9)
-            .measured(fairness),
-    );
+    let what = "Jain's index of four streams of one VM";
+    let claim = Claim::new("limited_four_flows_fairness", what, "");
+    outcome.claim(claim.at_least(0.9).measured(fairness));
     outcome.claim(both_claim(both).at_most(2.0));
 }
 

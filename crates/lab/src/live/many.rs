@@ -42,10 +42,6 @@ fn name(vm: usize) -> String {
 }
 
 /// Runs the live experiment of C2QoS Fig. 6 (b).
-///
-/// # Errors
-///
-/// Returns an error if the switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let (secs, runs) = (context.live.secs.unwrap_or(0.4), context.live.runs.unwrap_or(5));

@@ -403,10 +403,6 @@ struct Found {
 }
 
 /// Runs the live experiment of C2QoS Fig. 1.
-///
-/// # Errors
-///
-/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let with_peer = context.live.peer.is_some();
     if with_peer {
@@ -570,9 +566,8 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     };
     let kept =
         "The least part that the victim keeps of its purchase, or of its rate alone if smaller.";
-    outcome.claim(
-        Claim::new("c2qos_victim_kept_pct", kept, "%").at_least(99.0).measured(worst("c2qos")),
-    );
+    let claim = Claim::new("c2qos_victim_kept_pct", kept, "%");
+    outcome.claim(claim.at_least(99.0).measured(worst("c2qos")));
     let shown = [
         (
             "bps_victim_kept_pct",

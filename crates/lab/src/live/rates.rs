@@ -192,10 +192,6 @@ fn judge(
 }
 
 /// Runs the live experiment of VM jitter's Fig. 11.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -251,16 +247,11 @@ fn conclude(outcome: &mut Outcome, judged: &[Judged]) {
         let whole = of().count() == all * Proto::ALL.len();
         if whole { of().map(|judged| judged.worst).fold(0.0, f64::max) } else { f64::NAN }
     };
-    outcome.claim(
-        Claim::new("rate_error_pct_max", "the largest error of a rate up to 200 Mbit/s", "%")
-            .at_most(BAR_PCT)
-            .measured(worst(false)),
-    );
-    outcome.claim(
-        Claim::new("rate_error_pct_2g", "the largest error of the rate 2 Gbit/s", "%")
-            .at_most(WIDE_PCT)
-            .measured(worst(true)),
-    );
+    let what = "the largest error of a rate up to 200 Mbit/s";
+    let claim = Claim::new("rate_error_pct_max", what, "%");
+    outcome.claim(claim.at_most(BAR_PCT).measured(worst(false)));
+    let claim = Claim::new("rate_error_pct_2g", "the largest error of the rate 2 Gbit/s", "%");
+    outcome.claim(claim.at_most(WIDE_PCT).measured(worst(true)));
 }
 
 #[cfg(test)]

@@ -146,9 +146,6 @@ fn made_on_a_full_core() -> Vec<Made> {
 
 /// Returns the number of situations that `penstock explain` explains wrongly. Writes the wrong
 /// answers into the outcome.
-///
-/// # Errors
-/// Returns an error if a situation cannot be made.
 pub(super) fn wrong(bed: &Bed, model: &Model, outcome: &mut Outcome) -> anyhow::Result<u32> {
     let mut wrong = 0;
     let all: Vec<Made> = made().into_iter().chain(made_on_a_full_core()).collect();

@@ -73,10 +73,6 @@ struct Said {
 }
 
 /// Runs the live experiment of VM jitter's Fig. 9.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("ab", "apache2-utils"), ("nginx", "nginx-light"), ("tcpdump", "tcpdump")]

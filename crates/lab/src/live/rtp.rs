@@ -68,10 +68,6 @@ const QUIET: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_secs(20);
 
 /// Runs the live experiment of VM jitter's Fig. 8.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs_rtp()?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;

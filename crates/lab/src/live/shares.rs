@@ -425,10 +425,6 @@ fn least_of_due(rates: &Rates) -> f64 {
 }
 
 /// Runs the live experiment of FS-VDE's Table II.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     needs("sysctl", "procps")?;
@@ -629,23 +625,14 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates], throughput: f
     let of = |rates: &[Rates], what: &dyn Fn(&Rates) -> f64| {
         middle(&rates.iter().map(what).collect::<Vec<_>>())
     };
-    outcome.claim(
-        Claim::new("fifo_ratio_c2_over_c1", "c2's rate over c1's, first come, first served", "")
-            .published(3.28)
-            .measured(of(fifo, &ratio)),
-    );
-    outcome.claim(
-        Claim::new("fair_ratio_c2_over_c1", "c2's rate over c1's under fair-share", "")
-            .published(2.01)
-            .within(1.98, 2.02)
-            .measured(of(fair, &ratio)),
-    );
-    outcome.claim(
-        Claim::new("share_of_due_pct_min", "the least part that a client got of its due", "%")
-            .published(99.4)
-            .at_least(99.4)
-            .measured(of(fair, &least_of_due)),
-    );
+    let what = "c2's rate over c1's, first come, first served";
+    let claim = Claim::new("fifo_ratio_c2_over_c1", what, "");
+    outcome.claim(claim.published(3.28).measured(of(fifo, &ratio)));
+    let claim = Claim::new("fair_ratio_c2_over_c1", "c2's rate over c1's under fair-share", "");
+    outcome.claim(claim.published(2.01).within(1.98, 2.02).measured(of(fair, &ratio)));
+    let what = "the least part that a client got of its due";
+    let claim = Claim::new("share_of_due_pct_min", what, "%");
+    outcome.claim(claim.published(99.4).at_least(99.4).measured(of(fair, &least_of_due)));
     outcome.claim(
         Claim::new("throughput_vs_fifo_pct", "fair-share's rate in all, of fifo's", "%")
             .published(95.0)

@@ -77,10 +77,6 @@ const MOST_PCT: f64 = 2.0;
 const SERVER: u16 = 5_201;
 
 /// Runs the live experiment of VM jitter's Fig. 10.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     rtp::needs_rtp()?;

@@ -214,10 +214,6 @@ fn effect(curve: &[f64]) -> (f64, f64) {
 }
 
 /// Runs the live experiment of C2QoS Fig. 13.
-///
-/// # Errors
-///
-/// Returns an error if the switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(1.5).max(0.8);

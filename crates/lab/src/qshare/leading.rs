@@ -217,15 +217,10 @@ async fn lead(
 
 /// Returns what the switches of a fabric can do that has the given kind of map.
 fn capabilities(mode: Mode) -> Capabilities {
-    Capabilities {
-        queues: QUEUES,
-        // If a tenant has one queue on a switch, as many classes as queues suffice.
-        classes: if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES },
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: mode != Mode::StaticMap,
-    }
+    // If a tenant has one queue on a switch, as many classes as queues suffice.
+    let classes = if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES };
+    let map_per_port = mode != Mode::StaticMap;
+    Capabilities { map_per_port, ..Capabilities::new(QUEUES, classes) }
 }
 
 /// Creates all switches and hosts. Each element has its own random number generator.

@@ -5,6 +5,8 @@
 
 use serde::Serialize;
 
+pub(crate) use crate::evidence::stats::float as to_f64;
+
 /// Median, minimum and maximum of repeated runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
@@ -70,12 +72,6 @@ fn values_below(values: usize) -> usize {
 /// Returns the median of `values`, or NaN if there are no values.
 pub(crate) fn middle(values: &[f64]) -> f64 {
     Spread::of(values).map_or(f64::NAN, |spread| spread.median)
-}
-
-/// Converts a count to a floating-point number, rounded if the count is above 2^53.
-#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
-pub(crate) fn to_f64(count: u64) -> f64 {
-    count as f64
 }
 
 /// Returns the median of `above[i] / below[i]`. The runs `above[i]` and `below[i]` directly

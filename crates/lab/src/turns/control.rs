@@ -73,9 +73,7 @@ impl Control {
             order: Order::FairShare,
             pacing: Pacing::Link(LINK),
             bound: Bound { bytes: QUEUE_BYTES, wait: Nanos::from_millis(10), excess: Excess::Hold },
-            held_bytes: QUEUE_BYTES,
-            frames: 4_096,
-            flows: false,
+            ..QueueTerms::default()
         };
         let uplink = QueueHome::new(terms, usize::from(PORTS), 2);
         let entitlement = |id: u16| {

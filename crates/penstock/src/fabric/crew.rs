@@ -214,16 +214,8 @@ mod tests {
 
     #[tokio::test]
     async fn too_few_queues_and_ports_that_are_not_used_are_reported() {
-        let can = Capabilities {
-            queues: 4,
-            classes: ONE_STEP,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: true,
-        };
         let ports = ["a", "b"].map(|name| PortInfo { name: name.into(), rate: BitsPerSecond(1) });
-        let switch = SimSwitch::new("leaf1", can, &ports);
+        let switch = SimSwitch::new("leaf1", Capabilities::new(4, ONE_STEP), &ports);
         assert_eq!(warnings_of(&switch, 4).await, Vec::<String>::new());
         let foreign = [("b".to_owned(), "it has another map".to_owned())].into();
         switch.set_faults(Faults { foreign, ..Faults::default() });

@@ -1,6 +1,5 @@
 //! Creates a switch's driver from the controller's file.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,18 +45,11 @@ pub fn driver(
     let queues = file.binding.queues;
     Ok(match &switch.driver {
         DriverFile::Sim => {
-            let can = Capabilities {
-                queues,
-                classes: match file.binding.mode {
-                    Mode::PerEgressMap => ONE_STEP,
-                    Mode::StaticMap | Mode::PerPortMap => queues.max(8),
-                },
-                weights: (1, 100),
-                remap: true,
-                fixed_map: BTreeMap::new(),
-                map_per_port: true,
+            let classes = match file.binding.mode {
+                Mode::PerEgressMap => ONE_STEP,
+                Mode::StaticMap | Mode::PerPortMap => queues.max(8),
             };
-            Arc::new(SimSwitch::new(&name, can, &ports))
+            Arc::new(SimSwitch::new(&name, Capabilities::new(queues, classes), &ports))
         }
         DriverFile::LinuxTc { netns } => {
             let locks = Path::new(LOCKS);

@@ -4,7 +4,7 @@ use penstock_control::api::PortStatus;
 
 use super::model::Model;
 use crate::rates::PortRates;
-use crate::table::{Align, Table, cycle_rate, cycles_per_second, or_dash, percent, to_f64};
+use crate::table::{Table, cycle_rate, cycles_per_second, or_dash, percent, to_f64};
 
 /// Headings of the columns. Rates and entitlements are in cycles per second. `DELAY` has the mean
 /// and the maximum wait of frames until the worker takes them. `QUEUE` has the waiting frames, and
@@ -53,10 +53,8 @@ pub fn cells(port: &PortRates, status: Option<&PortStatus>) -> [String; 12] {
 
 #[must_use]
 pub fn table(model: &Model) -> String {
-    use Align::{Left, Right};
-    let align = |at: usize| if at < 2 { Left } else { Right };
-    let columns: Vec<_> = HEADING.iter().enumerate().map(|(at, name)| (*name, align(at))).collect();
-    let mut table = Table::new(&columns);
+    let [first, others @ ..] = HEADING;
+    let mut table = Table::new(&format!("{first}|{}", others.join("|>")));
     for port in &model.rates().ports {
         table.row(cells(port, model.port(&port.port)));
     }

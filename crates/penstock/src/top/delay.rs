@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use crate::rates::PortRates;
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::verbs::delays::micros;
 
 /// Headings of the columns. The waiting times are the median and the 99th percentile since the last
@@ -49,10 +49,7 @@ pub fn cells(port: &PortRates) -> [String; 7] {
 
 #[must_use]
 pub fn table(model: &Model) -> String {
-    use Align::{Left, Right};
-    let align = |at: usize| if at == 0 { Left } else { Right };
-    let columns: Vec<_> = HEADING.iter().enumerate().map(|(at, name)| (*name, align(at))).collect();
-    let mut table = Table::new(&columns);
+    let mut table = Table::new(&HEADING.join("|>"));
     for port in &model.rates().ports {
         table.row(cells(port));
     }

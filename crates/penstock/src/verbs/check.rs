@@ -13,9 +13,7 @@ use serde_json::{Value, json};
 
 use super::host::mistakes;
 use super::{planned_vcpus, print, print_json, what_if};
-use crate::table::{
-    Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
-};
+use crate::table::{Table, counted, counted_items, cycles_per_second, or_dash, percent, printable};
 
 /// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the host
 /// cannot promise what the ports purchased. With `what`, the exit status is about this contract.
@@ -92,19 +90,9 @@ fn told(file: &Path, checked: &Checked) -> String {
 }
 
 fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
-    let mut table = Table::new(&[
-        ("PORT", Align::Left),
-        ("POLICY", Align::Left),
-        ("CONTRACT", Align::Left),
-        ("FRAMES", Align::Left),
-        ("CYCLES/FRAME", Align::Right),
-        ("CYCLES/S", Align::Right),
-        ("FROM", Align::Left),
-        ("CORE", Align::Right),
-        ("CLASS", Align::Right),
-        ("WEIGHT", Align::Right),
-        ("WORKERS", Align::Left),
-    ]);
+    let mut table = Table::new(
+        "PORT|POLICY|CONTRACT|FRAMES|>CYCLES/FRAME|>CYCLES/S|FROM|>CORE|>CLASS|>WEIGHT|WORKERS",
+    );
     for (port, of) in config.ports.iter().zip(&plan.ports) {
         let sold = of.basis != Basis::None;
         let dash = |text: String| if sold { text } else { "-".to_owned() };

@@ -3,7 +3,7 @@
 
 use penstock_control::api::{Delays, PortStats};
 
-use crate::table::{Align, Table, count, to_f64};
+use crate::table::{Table, count, to_f64};
 
 /// Kinds of delay, each with its meaning.
 const MEANINGS: [(&str, &str); 4] = [
@@ -24,19 +24,8 @@ pub fn micros(nanos: Option<u64>) -> String {
 /// Returns all ports' delays since the daemon's start, and then their RTP streams.
 #[must_use]
 pub fn table(ports: &[PortStats]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("WAIT", Left),
-        ("FRAMES", Right),
-        ("p50 us", Right),
-        ("p99 us", Right),
-        ("p99.9 us", Right),
-        ("MEANING", Left),
-    ]);
-    let mut any = false;
+    let mut table = Table::new("PORT|WAIT|>FRAMES|>p50 us|>p99 us|>p99.9 us|MEANING");
     for (port, delays) in ports.iter().flat_map(|p| p.delays.iter().map(move |d| (p, d))) {
-        any = true;
         let of = |milli_percent| micros(delays.percentile(milli_percent));
         let meaning = MEANINGS.iter().find(|(name, _)| *name == delays.name);
         table.row([
@@ -49,25 +38,12 @@ pub fn table(ports: &[PortStats]) -> String {
             meaning.map_or("", |(_, meaning)| meaning).to_owned(),
         ]);
     }
-    let waits =
-        if any { table.render() } else { "no delays: no frame was measured yet\n".to_owned() };
-    format!("{waits}{}", streams(ports))
+    table.render_or("no delays: no frame was measured yet\n") + &streams(ports)
 }
 
 fn streams(ports: &[PortStats]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("RTP TO", Right),
-        ("SSRC", Right),
-        ("PACKETS", Right),
-        ("LOST", Right),
-        ("JITTER us", Right),
-        ("MAX us", Right),
-    ]);
-    let mut any = false;
+    let mut table = Table::new("PORT|>RTP TO|>SSRC|>PACKETS|>LOST|>JITTER us|>MAX us");
     for (port, stream) in ports.iter().flat_map(|p| p.rtp.iter().map(move |s| (p, s))) {
-        any = true;
         table.row([
             port.port.clone(),
             stream.udp_port.to_string(),
@@ -78,7 +54,8 @@ fn streams(ports: &[PortStats]) -> String {
             micros(Some(stream.jitter_max_ns)),
         ]);
     }
-    if any { format!("\n{}", table.render()) } else { String::new() }
+    let text = table.render_or("");
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 /// Returns the delays of the kind `name`, or `None` if no frame of the port had such a delay.

@@ -11,8 +11,7 @@ use super::{print, print_json, vcpu};
 use crate::cli::ExplainArgs;
 use crate::client::{connect, refused, timed};
 use crate::table::{
-    Align, Table, bits_per_second, cycle_rate, frames_per_second, or_dash, percent, printable,
-    to_f64,
+    Table, bits_per_second, cycle_rate, frames_per_second, or_dash, percent, printable, to_f64,
 };
 
 /// # Errors
@@ -177,19 +176,10 @@ fn concerned(answer: &Explanation) -> String {
 }
 
 fn consumers(answer: &Explanation) -> String {
-    use Align::{Left, Right};
     if answer.consumers.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
-        ("PORTS ON CORE", Left),
-        ("SHARE", Right),
-        ("CYCLES", Right),
-        ("ENTITLED", Right),
-        ("CLASS", Right),
-        ("RATE", Right),
-        ("", Right),
-    ]);
+    let mut table = Table::new("PORTS ON CORE|>SHARE|>CYCLES|>ENTITLED|>CLASS|>RATE|>");
     for consumer in &answer.consumers {
         let entitled = match consumer.entitled {
             0 => "-".to_owned(),

@@ -9,7 +9,7 @@ use penstock_control::api::{self, FdbEntry};
 use super::{print, print_json};
 use crate::cli::{FdbCommand, FdbFilter};
 use crate::client::{Client, connect, refused, timed};
-use crate::table::{Align, Table, counted, or_dash, seconds};
+use crate::table::{Table, counted, or_dash, seconds};
 
 /// # Errors
 /// Returns an error if the daemon cannot be reached or refuses the request.
@@ -63,14 +63,7 @@ fn admits(filter: &FdbFilter, entry: &FdbEntry) -> bool {
 }
 
 fn table(entries: &[FdbEntry]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("TENANT", Left),
-        ("VLAN", Right),
-        ("MAC", Left),
-        ("PORT", Left),
-        ("LAST SEEN", Right),
-    ]);
+    let mut table = Table::new("TENANT|>VLAN|MAC|PORT|>LAST SEEN");
     for entry in entries {
         let vlan = if entry.vlan == 0 { "-".to_owned() } else { entry.vlan.to_string() };
         let age = if entry.is_static { "static".to_owned() } else { seconds(entry.age_s.into()) };

@@ -10,7 +10,7 @@ use super::{print, print_json, report};
 use crate::cli::FlowCommand;
 use crate::client::{connect, refused, timed};
 use crate::pairs::Pairs;
-use crate::table::{Align, Table, count};
+use crate::table::{Table, count};
 
 /// # Errors
 /// Returns an error if the daemon cannot be reached or refuses the request, or the arguments are
@@ -44,15 +44,7 @@ pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {
 }
 
 fn table(flows: &[FlowStatus]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("NAME", Left),
-        ("PRIORITY", Right),
-        ("SCOPE", Left),
-        ("MATCH", Left),
-        ("ACTIONS", Left),
-        ("LOOKUPS", Right),
-    ]);
+    let mut table = Table::new("NAME|>PRIORITY|SCOPE|MATCH|ACTIONS|>LOOKUPS");
     for flow in flows {
         table.row([
             flow.name.clone(),

@@ -6,7 +6,7 @@ use penstock_vcpu::planned;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
 
-use crate::table::{Align, Table, or_dash, percent, to_f64};
+use crate::table::{Table, or_dash, percent, to_f64};
 
 struct Processor<'a> {
     cpu: u32,
@@ -46,14 +46,8 @@ fn parts(ppm: u64) -> f64 {
 
 #[must_use]
 pub fn text(tables: &[VmTable], section: &VcpuSection) -> String {
-    use Align::{Left, Right};
     let all = ask(tables, section);
-    let mut table = Table::new(&[
-        ("CPU", Right),
-        ("VMS, SHARE, DEADLINE", Left),
-        ("RESERVED", Right),
-        ("LIMIT", Right),
-    ]);
+    let mut table = Table::new(">CPU|VMS, SHARE, DEADLINE|>RESERVED|>LIMIT");
     for Processor { cpu, vms, taken } in plan(tables, section, &all) {
         let vm = |(vm, share): &(&VmTable, u64)| {
             let deadline = vm.deadline.as_ref().map(|it| format!(" {it}")).unwrap_or_default();

@@ -14,7 +14,7 @@ use super::{print, print_json, printable_lines, report};
 use crate::cli::PortCommand;
 use crate::client::{Client, connect, refused, timed};
 use crate::pairs::Pairs;
-use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
+use crate::table::{Table, cycle_rate, or_dash, printable, to_f64};
 
 /// # Errors
 /// Returns an error if the daemon cannot be reached or refuses the request, or the arguments are
@@ -91,18 +91,7 @@ pub async fn list(socket: &Path, selectors: Vec<String>) -> Result<Vec<PortStatu
 
 #[must_use]
 pub fn table(ports: &[PortStatus]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("NAME", Left),
-        ("ID", Right),
-        ("TYPE", Left),
-        ("TENANT", Left),
-        ("VLAN", Left),
-        ("STATE", Left),
-        ("QUEUES", Right),
-        ("TARGET", Left),
-        ("ERROR", Left),
-    ]);
+    let mut table = Table::new("NAME|>ID|TYPE|TENANT|VLAN|STATE|>QUEUES|TARGET|ERROR");
     for port in ports {
         table.row([
             port.name.clone(),

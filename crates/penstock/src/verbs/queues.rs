@@ -2,25 +2,13 @@
 
 use penstock_control::api::PortStats;
 
-use crate::table::{Align, Table, bytes, count};
+use crate::table::{Table, bytes, count};
 
 /// Returns the queues of all ports, with their counters since the daemon's start.
 pub fn table(ports: &[PortStats]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("QUEUE", Right),
-        ("WEIGHT", Right),
-        ("DSCP", Left),
-        ("FRAMES", Right),
-        ("BYTES", Right),
-        ("DROPS", Right),
-        ("BACKLOG", Right),
-        ("BACKLOG BYTES", Right),
-    ]);
-    let mut any = false;
+    let mut table =
+        Table::new("PORT|>QUEUE|>WEIGHT|DSCP|>FRAMES|>BYTES|>DROPS|>BACKLOG|>BACKLOG BYTES");
     for (port, queue) in ports.iter().flat_map(|p| p.queues.iter().map(move |q| (p, q))) {
-        any = true;
         table.row([
             port.port.clone(),
             queue.queue.to_string(),
@@ -34,7 +22,7 @@ pub fn table(ports: &[PortStats]) -> String {
             bytes(queue.backlog_bytes),
         ]);
     }
-    if any { table.render() } else { "no port has egress = \"wfq\"\n".to_owned() }
+    table.render_or("no port has egress = \"wfq\"\n")
 }
 
 fn list(dscps: &[u32]) -> String {

@@ -12,7 +12,7 @@ use penstock_units::labels::selector;
 use serde_json::{Value, json};
 
 use super::{print, print_json};
-use crate::table::{Align, Table, bits_per_second, counted, or_dash, to_f64};
+use crate::table::{Table, bits_per_second, counted, or_dash, to_f64};
 use crate::unix_time::unix_s;
 
 /// Longest time in seconds by which a minute may end in the future. The clock may have been set
@@ -161,20 +161,8 @@ fn causes(of: &Summary) -> String {
     if texts.is_empty() { "-".to_owned() } else { texts.join(", ") }
 }
 
-const COLUMNS: [(&str, Align); 12] = [
-    ("PORT", Align::Left),
-    ("LABELS", Align::Left),
-    ("BOUGHT", Align::Right),
-    ("CLASS", Align::Right),
-    ("GOT", Align::Right),
-    ("MINUTES", Align::Right),
-    ("OUT, HOST", Align::Right),
-    ("OUT, VM", Align::Right),
-    ("LEAST", Align::Right),
-    ("WAIT, us", Align::Right),
-    ("LATE", Align::Right),
-    ("CAUSES", Align::Left),
-];
+const COLUMNS: &str = "PORT|LABELS|>BOUGHT|>CLASS|>GOT|>MINUTES|>OUT, HOST|>OUT, VM|>LEAST|\
+                       >WAIT, us|>LATE|CAUSES";
 
 fn cells(of: &Summary) -> [String; 12] {
     [
@@ -194,7 +182,7 @@ fn cells(of: &Summary) -> [String; 12] {
 }
 
 fn table(all: &[Summary]) -> Table {
-    let mut table = Table::new(&COLUMNS);
+    let mut table = Table::new(COLUMNS);
     for of in all {
         table.row(cells(of));
     }
@@ -239,7 +227,7 @@ fn page(all: &[Summary], since: u64, missing: &str) -> String {
         past(since)
     );
     // Writing to a String cannot fail.
-    for (title, _) in COLUMNS {
+    for title in COLUMNS.split('|').map(|title| title.trim_start_matches('>')) {
         let _ = write!(text, "<th>{title}</th>");
     }
     text.push_str("</tr>\n");

@@ -12,8 +12,7 @@ use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
 use crate::rates::{Rates, WorkerRates, WorkerTime, counter};
 use crate::table::{
-    Align, Table, bits_per_second, bytes, count, counted, frames_per_second, percent, printable,
-    to_f64,
+    Table, bits_per_second, bytes, count, counted, frames_per_second, percent, printable, to_f64,
 };
 
 /// # Errors
@@ -118,19 +117,9 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
 
 /// Returns a table of the ports' counters since the daemon's start.
 fn counters_table(ports: &[PortStats]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("RX FRAMES", Right),
-        ("RX", Right),
-        ("TX FRAMES", Right),
-        ("TX", Right),
-        ("FORWARDED", Right),
-        ("REPLICATED", Right),
-        ("DROPS", Right),
-        ("TX DROPS", Right),
-        ("QUEUED", Right),
-    ]);
+    let mut table = Table::new(
+        "PORT|>RX FRAMES|>RX|>TX FRAMES|>TX|>FORWARDED|>REPLICATED|>DROPS|>TX DROPS|>QUEUED",
+    );
     for port in ports {
         let value = |name| counter(&port.counters, name);
         let sum = |list: &[NamedCount]| list.iter().map(|count| count.value).sum::<u64>();
@@ -177,19 +166,10 @@ pub(crate) fn links_text(links: &[LinkStatus]) -> String {
 
 /// Returns the drops by reason, with the meaning of each reason.
 fn drops_table(ports: &[PortStats]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("FRAMES", Left),
-        ("REASON", Left),
-        ("DROPS", Right),
-        ("MEANING", Left),
-    ]);
-    let mut any = false;
+    let mut table = Table::new("PORT|FRAMES|REASON|>DROPS|MEANING");
     for port in ports {
         for (side, list) in [("sent", &port.drops), ("received", &port.tx_drops)] {
             for NamedCount { name, value } in list {
-                any = true;
                 let help = DropReason::ALL.iter().find(|reason| reason.name() == name.as_str());
                 table.row([
                     port.port.clone(),
@@ -201,23 +181,13 @@ fn drops_table(ports: &[PortStats]) -> String {
             }
         }
     }
-    if any { table.render() } else { "no drops\n".to_owned() }
+    table.render_or("no drops\n")
 }
 
 /// Returns a table of the rates of ports and workers between two readings.
 pub(crate) fn rates_table(rates: &Rates) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("PORT", Left),
-        ("RX", Right),
-        ("RX RATE", Right),
-        ("TX", Right),
-        ("TX RATE", Right),
-        ("DROPS", Right),
-        ("MAIN REASON", Left),
-        ("CORE", Right),
-        ("CYCLES/FRAME", Right),
-    ]);
+    let mut table =
+        Table::new("PORT|>RX|>RX RATE|>TX|>TX RATE|>DROPS|MAIN REASON|>CORE|>CYCLES/FRAME");
     for port in &rates.ports {
         table.row([
             port.port.clone(),
@@ -236,17 +206,7 @@ pub(crate) fn rates_table(rates: &Rates) -> String {
 
 /// Returns a table of the shares of each worker's time.
 fn workers_table(workers: &[WorkerRates]) -> String {
-    use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("WORKER", Right),
-        ("CORE", Right),
-        ("CHARGED", Right),
-        ("HOST", Right),
-        ("IDLE", Right),
-        ("STOLEN", Right),
-        ("UNATTRIBUTED", Right),
-        ("", Left),
-    ]);
+    let mut table = Table::new(">WORKER|>CORE|>CHARGED|>HOST|>IDLE|>STOLEN|>UNATTRIBUTED|");
     for worker in workers {
         let WorkerTime { charged, host, idle, stolen, unattributed } = worker.time;
         let [charged, host, idle, stolen, unattributed] =

@@ -12,7 +12,7 @@ use super::{print, print_json, report};
 use crate::cli::TenantCommand;
 use crate::client::{Client, connect, refused, timed};
 use crate::pairs::Pairs;
-use crate::table::{Align, Table, count, or_dash, printable};
+use crate::table::{Table, count, or_dash, printable};
 
 #[derive(Clone, Debug, Serialize)]
 struct Listed {
@@ -91,7 +91,6 @@ pub(super) async fn name_of(client: &mut Client, text: &str) -> Result<String> {
 }
 
 fn table(tenants: &[Listed]) -> String {
-    use Align::{Left, Right};
     let mut table =
         Table::new(&[("NAME", Left), ("VLANS", Left), ("FDB LIMIT", Right), ("PORTS", Left)]);
     for Listed { tenant, ports } in tenants {

@@ -20,7 +20,7 @@ use serde_json::json;
 use super::{planned_vcpus, print, print_json, printable_lines};
 use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
-use crate::table::{Align, Table, count, counted_items, printable};
+use crate::table::{Table, count, counted_items, printable};
 
 /// Interval in milliseconds between two checks of the scheduler's state after a reload.
 const LOOK_MS: u16 = 20;
@@ -192,12 +192,7 @@ fn told(state: &State) -> String {
         _ => String::new(),
     };
     text.push_str(&table(&state.vms));
-    let mut cpus = Table::new(&[
-        ("CPU", Align::Right),
-        ("SCHEDULER", Align::Right),
-        ("POLLS", Align::Right),
-        ("SKIPPED", Align::Right),
-    ]);
+    let mut cpus = Table::new(">CPU|>SCHEDULER|>POLLS|>SKIPPED");
     for cpu in &state.cpus {
         let own = format!("{:.2} %", cpu.own_percent);
         cpus.row([cpu.cpu.to_string(), own, count(cpu.polls), count(cpu.skipped)]);
@@ -219,9 +214,8 @@ pub const HEADING: [&str; 13] = [
 
 #[must_use]
 pub fn table(vms: &[VmState]) -> String {
-    let align = |at: usize| if at < 2 { Align::Left } else { Align::Right };
-    let columns: Vec<_> = HEADING.iter().enumerate().map(|(at, name)| (*name, align(at))).collect();
-    let mut vcpus = Table::new(&columns);
+    let [first, others @ ..] = HEADING;
+    let mut vcpus = Table::new(&format!("{first}|{}", others.join("|>")));
     for vm in vms {
         for vcpu in &vm.vcpus {
             vcpus.row(cells(vm, vcpu));

@@ -233,8 +233,6 @@ impl PortQueue for NicPort {
         lock(&self.nic).fill(self.worker, batch, now);
     }
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         true
     }
@@ -260,11 +258,5 @@ impl PortQueue for NicPort {
             }
         }
         out
-    }
-
-    fn publish(&mut self) {}
-
-    fn notify(&mut self) -> u32 {
-        0
     }
 }

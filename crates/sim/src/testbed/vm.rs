@@ -329,8 +329,6 @@ impl PortQueue for VmPort {
         lock(&self.vm).fill(batch, now);
     }
 
-    fn rx_done(&mut self) {}
-
     fn tx_ready(&self) -> bool {
         true
     }
@@ -354,11 +352,5 @@ impl PortQueue for VmPort {
             }
         }
         out
-    }
-
-    fn publish(&mut self) {}
-
-    fn notify(&mut self) -> u32 {
-        0
     }
 }

@@ -8,7 +8,6 @@ use penstock_dataplane::port::memory_queue::MemoryFrame;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms, ShareTerms};
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
-use penstock_qos::fair_share::Bound;
 use penstock_sim::{Costs, PortHandle, SinkSpec, World, WorldConfig, udp_frame};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
@@ -48,14 +47,7 @@ struct Uplink {
 }
 
 fn home(pacing: Pacing) -> Arc<QueueHome> {
-    let terms = QueueTerms {
-        order: Order::FairShare,
-        pacing,
-        bound: Bound::default(),
-        held_bytes: 262_144,
-        frames: 4_096,
-        flows: false,
-    };
+    let terms = QueueTerms { order: Order::FairShare, pacing, ..QueueTerms::default() };
     QueueHome::new(terms, PORTS, PORTS)
 }
 

@@ -30,12 +30,10 @@ fn world(workers: u16, queued: bool) -> (World, [PortHandle; 3]) {
     world.set_policy(ports[0], |policy| policy.tenant = None);
     if queued {
         let terms = QueueTerms {
-            held_bytes: 262_144,
             order: Order::Wfq,
             pacing: Pacing::Link(BitsPerSecond(1_000_000_000)),
             bound: Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop },
-            frames: 4_096,
-            flows: false,
+            ..QueueTerms::default()
         };
         let home = QueueHome::new(terms, 64, 64);
         world.set_policy(ports[0], |policy| policy.queue = Some(Arc::clone(&home)));

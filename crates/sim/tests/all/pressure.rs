@@ -33,12 +33,11 @@ fn mac(port: usize) -> MacAddr {
 
 fn fair(mbps: u64, bytes: u64, frames: u32) -> QueueTerms {
     QueueTerms {
-        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(mbps * 1_000_000)),
         bound: Bound { bytes, ..Bound::default() },
         frames,
-        flows: false,
+        ..QueueTerms::default()
     }
 }
 

@@ -20,19 +20,16 @@ const OVERHEAD: u64 = 24;
 
 fn fair(link: u64) -> QueueTerms {
     QueueTerms {
-        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(link)),
-        bound: Bound::default(),
-        frames: 4_096,
-        flows: false,
+        ..QueueTerms::default()
     }
 }
 
 fn shaped(rate: u64, kind: ShaperKind) -> QueueTerms {
     let pacing = Pacing::Shaped(ShapeTerms { rate: BitsPerSecond(rate), kind });
     let bound = Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop };
-    QueueTerms { held_bytes: 262_144, order: Order::Fifo, pacing, bound, frames: 512, flows: false }
+    QueueTerms { pacing, bound, frames: 512, ..QueueTerms::default() }
 }
 
 fn world(config: &WorldConfig) -> World {
@@ -364,14 +361,7 @@ fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
         };
         world.set_qos(victim, bought(RATE / 20, 2));
         let bound = Bound { excess: Excess::Drop, ..Bound::default() };
-        let terms = QueueTerms {
-            held_bytes: 262_144,
-            order: Order::Fifo,
-            pacing: Pacing::None,
-            bound,
-            frames: 512,
-            flows: false,
-        };
+        let terms = QueueTerms { bound, frames: 512, ..QueueTerms::default() };
         let home = QueueHome::new(terms, 64, 64);
         world.set_policy(victim, |policy| policy.queue = Some(home));
         let other = world.add_vm(1, 256, SinkSpec::default()).expect("possible");

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::queue::{QueueHome, QueueTerms};
 use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::policer::wait_depth;
@@ -121,14 +121,7 @@ fn a_queue_takes_permitted_traffic_from_outside() {
     let mut world = world(1);
     let (to, outside, neighbour) = (vm(&mut world), vm(&mut world), vm(&mut world));
     let bound = Bound { excess: Excess::Drop, ..Bound::default() };
-    let terms = QueueTerms {
-        held_bytes: 262_144,
-        order: Order::Fifo,
-        pacing: Pacing::None,
-        bound,
-        frames: 512,
-        flows: false,
-    };
+    let terms = QueueTerms { bound, frames: 512, ..QueueTerms::default() };
     let home = QueueHome::new(terms, 16, 16);
     world.set_policy(to, |policy| policy.queue = Some(home));
     world.set_policy(outside, |policy| policy.tenant = None);
@@ -156,14 +149,7 @@ fn waiting(rate: u64) -> Terms {
 /// Gives the port a queue in which its frames wait for `policer`.
 fn wait_for(world: &mut World, port: PortHandle, policer: EgressPolicer) {
     let bound = Bound { bytes: 256 << 10, wait: Nanos::from_millis(200), excess: Excess::Drop };
-    let terms = QueueTerms {
-        held_bytes: 262_144,
-        order: Order::Fifo,
-        pacing: Pacing::None,
-        bound,
-        frames: 4_096,
-        flows: false,
-    };
+    let terms = QueueTerms { bound, ..QueueTerms::default() };
     let home = QueueHome::new(terms, 16, 16);
     let policer = Arc::new(policer);
     home.set_limit(Some(Arc::clone(&policer)));

@@ -22,12 +22,12 @@ const MANY: u16 = 1_000;
 #[test]
 fn pings_do_not_wait_behind_their_vms_bulk_beside_a_vm_with_many_flows() {
     let terms = QueueTerms {
-        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(100_000_000)),
         bound: Bound { bytes: 8 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop },
-        frames: FRAMES,
         flows: true,
+        frames: FRAMES,
+        ..QueueTerms::default()
     };
     let mut world = World::new(RATE, Costs::EXAMPLE, 3, 7);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).unwrap();

@@ -41,12 +41,10 @@ fn uplink(config: &WorldConfig, classes: Arc<Classes>, tenants: &[Tenant]) -> Up
     let mut world = World::with_config(config, TscRate::from_hz(RATE), Costs::EXAMPLE, 64, 7);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
     let terms = QueueTerms {
-        held_bytes: 262_144,
         order: Order::Wfq,
         pacing: Pacing::Link(BitsPerSecond(LINK)),
         bound: Bound { bytes: 256 * 1024, wait: Nanos::from_secs(1), excess: Excess::Drop },
-        frames: 4_096,
-        flows: false,
+        ..QueueTerms::default()
     };
     let home = QueueHome::new(terms, 64, 64);
     home.set_classes(classes);

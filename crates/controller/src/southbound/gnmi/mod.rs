@@ -67,7 +67,6 @@ pub mod leaves;
 mod model;
 pub mod proto;
 
-use std::collections::BTreeMap;
 use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -304,14 +303,8 @@ impl GnmiSwitch {
     }
 
     fn can(&self) -> Capabilities {
-        Capabilities {
-            queues: self.settings.queues,
-            classes: self.settings.queues,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: false,
-        }
+        let queues = self.settings.queues;
+        Capabilities { map_per_port: false, ..Capabilities::new(queues, queues) }
     }
 
     fn unfit(&self, unfit: Unfit) -> DriverError {

@@ -178,14 +178,7 @@ impl TcSwitch {
     }
 
     fn can(&self) -> Capabilities {
-        Capabilities {
-            queues: self.settings.queues,
-            classes: ONE_STEP,
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: true,
-        }
+        Capabilities::new(self.settings.queues, ONE_STEP)
     }
 
     fn failed(&self, error: KernelError) -> DriverError {

@@ -4,14 +4,7 @@ use super::*;
 use crate::southbound::diff;
 
 fn switch(per_port: bool) -> SimSwitch {
-    let can = Capabilities {
-        queues: 8,
-        classes: 8,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: [].into(),
-        map_per_port: per_port,
-    };
+    let can = Capabilities { map_per_port: per_port, ..Capabilities::new(8, 8) };
     let port =
         |name: &str| PortInfo { name: name.into(), rate: penstock_units::BitsPerSecond(1_000) };
     SimSwitch::new("leaf1", can, &[port("e0"), port("e1")])

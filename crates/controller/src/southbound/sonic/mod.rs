@@ -188,14 +188,9 @@ impl SonicSwitch {
             MapMode::Static(map) => (false, map.clone()),
             MapMode::PerPort => (true, BTreeMap::new()),
         };
-        Capabilities {
-            queues: self.settings.queues,
-            classes: u8::try_from(layout.classes.len()).unwrap_or(CLASSES_MAX),
-            weights: (1, 100),
-            remap,
-            fixed_map,
-            map_per_port: remap,
-        }
+        let classes = u8::try_from(layout.classes.len()).unwrap_or(CLASSES_MAX);
+        let can = Capabilities::new(self.settings.queues, classes);
+        Capabilities { remap, fixed_map, map_per_port: remap, ..can }
     }
 
     fn unfit(&self, unfit: &Unfit) -> DriverError {

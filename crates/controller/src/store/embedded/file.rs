@@ -80,17 +80,6 @@ impl File {
         self.transaction(|transaction| batch.write(transaction))
     }
 
-    /// Writes all contents of the store to a new file. Removes the new file if a write to it fails.
-    pub(super) fn copy(content: &Content, to: &Path) -> Result<(), StoreError> {
-        if to.exists() {
-            let problem = format!("{} exists; name a new file for the copy", to.display());
-            return Err(StoreError::Invalid(problem));
-        }
-        let written =
-            Self::open(to, Box::new(open_database)).and_then(|(mut file, _)| file.replace(content));
-        written.inspect_err(|_| drop(std::fs::remove_file(to)))
-    }
-
     fn reopen(&mut self) -> Result<Content, StoreError> {
         let database = (self.opener)(&self.path).map_err(|error| self.cannot_open(error))?;
         self.database = Some(database);

@@ -89,23 +89,6 @@ impl Embedded {
         Self::open_with(path, Box::new(open_database)).await
     }
 
-    /// Writes a backup of the store to a new file while the store is in use. [`Embedded::open`]
-    /// accepts the backup. Returns the revision of the backup.
-    ///
-    /// # Errors
-    /// - [`StoreError::Invalid`]: the file of the backup already exists.
-    /// - [`StoreError::Unavailable`]: the disk failed.
-    pub async fn copy_to(&self, path: &Path) -> Result<Revision, StoreError> {
-        let path = path.to_owned();
-        self.blocking(move |inner| {
-            // The contents come from memory, so that writes continue meanwhile.
-            let content = inner.state().content();
-            File::copy(&content, &path)?;
-            Ok(Revision(content.revision))
-        })
-        .await
-    }
-
     async fn open_with(path: &Path, opener: Opener) -> Result<Self, StoreError> {
         let (path, name) = (path.to_owned(), path.display().to_string());
         let opened = spawn_blocking(move || Self::load(&path, opener)).await;

@@ -51,22 +51,6 @@ async fn written_keys_survive_a_restart_with_their_revisions() {
 }
 
 #[tokio::test]
-async fn a_copy_holds_what_the_store_did_and_replaces_no_file() {
-    let dir = Dir::new();
-    let store = Embedded::open(&dir.file()).await.unwrap();
-    store.commit(write(put("t/a", b"1"))).await.unwrap();
-    let last = store.commit(write(put("t/b", b"2"))).await.unwrap();
-    let then = store.list("").await.unwrap();
-    let backup = dir.0.join("backup.redb");
-    assert_eq!(store.copy_to(&backup).await.unwrap(), last);
-    store.commit(write(put("t/a", b"later"))).await.unwrap();
-    let again = store.copy_to(&backup).await.unwrap_err().to_string();
-    assert!(again.contains("backup.redb exists; name a new file"), "{again}");
-    let copy = Embedded::open(&backup).await.unwrap();
-    assert_eq!(copy.list("").await.unwrap(), then);
-}
-
-#[tokio::test]
 async fn a_second_opener_is_told_which_file_and_what_to_do() {
     let dir = Dir::new();
     let first = Embedded::open(&dir.file()).await.unwrap();

@@ -258,15 +258,9 @@ impl World {
 
     pub fn with_racks(mode: Mode, racks: u32) -> Self {
         let topology = topology(racks);
-        let can = Capabilities {
-            queues: QUEUES,
-            // If each tenant has one queue on the whole switch, as many classes as queues suffice.
-            classes: if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES },
-            weights: (1, 100),
-            remap: true,
-            fixed_map: BTreeMap::new(),
-            map_per_port: true,
-        };
+        // If each tenant has one queue on the whole switch, as many classes as queues suffice.
+        let classes = if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES };
+        let can = Capabilities::new(QUEUES, classes);
         let mut switches = BTreeMap::new();
         let mut nodes = BTreeMap::new();
         for node in (1..topology.layers()).flat_map(|layer| topology.layer(layer)) {

@@ -16,8 +16,7 @@ use crate::port::TxOutcome;
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::ring::pieces::Piece;
-use crate::port::ring::{RingError, SEARCH_MAX};
-use crate::port::split_ring::RingAddresses;
+use crate::port::ring::{RingAddresses, RingError, SEARCH_MAX};
 
 impl PackedRing {
     /// Sets the dirty log of the ring's writes; `None` ends logging. Returns the previous dirty

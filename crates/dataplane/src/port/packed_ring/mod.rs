@@ -38,13 +38,12 @@ use super::ring::call::Call;
 use super::ring::frames::{take_pieces, take_plain};
 use super::ring::pieces::Piece;
 use super::ring::{BAD_CHAINS_MAX, BadChain, F_INDIRECT, F_NEXT, F_WRITE, PIECES_MAX};
-pub use super::ring::{RING_SIZE_MAX, RingError, RingSpec};
+pub use super::ring::{RING_SIZE_MAX, RingAddresses, RingError, RingSpec};
 use crate::batch::{BATCH_FRAMES, Batch, CHAIN_MAX};
 use crate::mem::prefetch;
 use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::inflight::PackedInflight;
-use crate::port::split_ring::RingAddresses;
 use position::{F_AVAIL, F_USED, Position};
 
 /// Number of descriptors that the switch looks at to estimate how many chains wait.
@@ -132,9 +131,7 @@ impl PackedRing {
     /// Returns a [`RingError`] if the ring's size, position or an address is invalid.
     pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
         let size = position::checked_size(spec.size)?;
-        let RingSpec { descriptors, available, used, .. } = spec;
-        let at = RingAddresses { descriptors, available, used };
-        let (ring, driver_event, device_event) = Self::locate(&memory, at, size)?;
+        let (ring, driver_event, device_event) = Self::locate(&memory, spec.at, size)?;
         let start = position::start(spec.base, size)?;
         let mut ring = Self {
             ring,

@@ -12,6 +12,7 @@ mod wide;
 use std::fs::File;
 
 use crate::batch::CHAIN_MAX;
+use crate::offload::VNET_HDR_LEN;
 
 /// Descriptor flag: the chain continues in another descriptor.
 pub(super) const F_NEXT: u16 = 1;
@@ -39,18 +40,24 @@ pub(super) struct BadChain;
 /// Maximum number of entries of a ring (virtio 1.2 §2.7, §2.8).
 pub const RING_SIZE_MAX: u32 = 32_768;
 
+/// Addresses of a ring's parts, as virtual addresses of the driver's process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingAddresses {
+    /// Address of the descriptor table, or of the packed ring.
+    pub descriptors: u64,
+    /// Address of the available ring, or of a packed ring's driver event area.
+    pub available: u64,
+    /// Address of the used ring, or of a packed ring's device event area.
+    pub used: u64,
+}
+
 /// Addresses, size and negotiated options of a virtqueue.
 #[derive(Debug)]
 pub struct RingSpec {
     /// Number of entries of the ring, 1 to [`RING_SIZE_MAX`]. A split ring's number of entries is a
     /// power of two.
     pub size: u32,
-    /// Driver's virtual address of the descriptor table, or of the packed ring.
-    pub descriptors: u64,
-    /// Driver's virtual address of the available ring, or of a packed ring's driver event area.
-    pub available: u64,
-    /// Driver's virtual address of the used ring, or of a packed ring's device event area.
-    pub used: u64,
+    pub at: RingAddresses,
     /// Position of the ring that the front end gave, in the encoding of vhost-user. For a split
     /// ring, the base is the index of the next available entry. For a packed ring, bits 0 to 14 of
     /// the base are the index of the next available descriptor, and bit 15 is the wrap counter. The
@@ -67,6 +74,24 @@ pub struct RingSpec {
     pub header: usize,
     /// Event descriptor that interrupts the ring's driver; `None` if the driver polls.
     pub call: Option<File>,
+}
+
+impl RingSpec {
+    /// A ring that begins at position 0, with mergeable buffers and no other option. The driver
+    /// polls.
+    #[must_use]
+    pub const fn new(size: u32, at: RingAddresses) -> Self {
+        Self {
+            size,
+            at,
+            base: 0,
+            event_idx: false,
+            mergeable: true,
+            in_order: false,
+            header: VNET_HDR_LEN,
+            call: None,
+        }
+    }
 }
 
 /// Reason why the switch refuses a ring.

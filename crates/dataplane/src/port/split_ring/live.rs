@@ -26,7 +26,7 @@ use crate::offload::VNET_HDR_LEN;
 use crate::port::dirty_log::RingLog;
 use crate::port::inflight::SplitInflight;
 use crate::port::ring::pieces::Piece;
-use crate::port::ring::{F_WRITE, PIECES_MAX};
+use crate::port::ring::{F_WRITE, PIECES_MAX, RingAddresses};
 
 /// The records that the switch writes when it publishes a burst: the dirty log and the inflight
 /// record.
@@ -41,14 +41,6 @@ pub(super) struct Records {
     replay_end: u16,
     /// Available index up to which the list `replay` of resubmitted heads is filled.
     replay_filled: u16,
-}
-
-/// Addresses of a ring's parts, as virtual addresses of the driver's process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RingAddresses {
-    pub descriptors: u64,
-    pub available: u64,
-    pub used: u64,
 }
 
 impl SplitRing {

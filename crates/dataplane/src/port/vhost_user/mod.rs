@@ -85,6 +85,23 @@ pub struct VhostUserConfig {
     pub socket_group: Option<u32>,
 }
 
+impl VhostUserConfig {
+    /// A port with one queue pair and all offloads, which creates a socket for the daemon's user.
+    #[must_use]
+    pub fn new(name: &str, path: PathBuf) -> Self {
+        Self {
+            name: name.to_owned(),
+            path,
+            mode: SocketMode::Server,
+            queue_pairs: 1,
+            offloads: OffloadCaps::ALL,
+            socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
+        }
+    }
+}
+
 /// State of the vhost-user session, for status output.
 #[derive(Debug, Default)]
 struct Shared {

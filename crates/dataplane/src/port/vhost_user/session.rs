@@ -380,9 +380,7 @@ impl Session {
         };
         let spec = RingSpec {
             size: ring.size,
-            descriptors: ring.at.descriptors,
-            available: ring.at.available,
-            used: ring.at.used,
+            at: ring.at,
             base: ring.base,
             event_idx,
             mergeable,

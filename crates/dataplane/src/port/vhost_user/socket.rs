@@ -205,22 +205,11 @@ pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
 mod tests {
     use penstock_testing::{TempDir, temp_dir};
 
-    use super::super::SocketMode;
     use super::*;
-    use crate::offload::OffloadCaps;
 
     fn config(name: &str) -> VhostUserConfig {
         let file = format!("penstock-socket-{name}-{}", std::process::id());
-        VhostUserConfig {
-            name: name.to_owned(),
-            path: std::env::temp_dir().join(file),
-            mode: SocketMode::Server,
-            queue_pairs: 1,
-            offloads: OffloadCaps::ALL,
-            socket_mode: 0o600,
-            socket_owner: None,
-            socket_group: None,
-        }
+        VhostUserConfig::new(name, std::env::temp_dir().join(file))
     }
 
     /// Makes a listener with a full queue of connections, and the connections that fill the queue.

@@ -25,16 +25,8 @@ struct Rig {
 impl Rig {
     fn new(name: &str, mode: SocketMode) -> Self {
         let file = format!("penstock-{name}-{}", std::process::id());
-        let config = VhostUserConfig {
-            name: name.to_owned(),
-            path: std::env::temp_dir().join(file),
-            mode,
-            queue_pairs: 1,
-            offloads: OffloadCaps::ALL,
-            socket_mode: 0o600,
-            socket_owner: None,
-            socket_group: None,
-        };
+        let path = std::env::temp_dir().join(file);
+        let config = VhostUserConfig { mode, ..VhostUserConfig::new(name, path) };
         let worker =
             spawn(WorkerConfig { idle_backoff: Nanos::from_millis(1), ..Default::default() });
         let (port, queues) =

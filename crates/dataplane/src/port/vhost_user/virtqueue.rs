@@ -31,6 +31,24 @@ macro_rules! either {
     };
 }
 
+/// Defines methods that call the methods of the same names of the split or packed ring.
+macro_rules! forward {
+    ($($(#[$about:meta])*
+    fn $name:ident(&mut $own:ident $(, $arg:ident: $kind:ty)*) $(-> $result:ty)?;)*) => {$(
+        $(#[$about])*
+        #[inline]
+        pub(super) fn $name(&mut $own $(, $arg: $kind)*) $(-> $result)? {
+            either!($own, ring => ring.$name($($arg),*))
+        }
+    )*};
+    ($(fn $name:ident(&$own:ident $(, $arg:ident: $kind:ty)*) $(-> $result:ty)?;)*) => {$(
+        #[inline]
+        pub(super) fn $name(&$own $(, $arg: $kind)*) $(-> $result)? {
+            either!($own, ring => ring.$name($($arg),*))
+        }
+    )*};
+}
+
 impl Virtqueue {
     /// Makes a ring according to `spec`: packed if `packed` is true, otherwise split.
     pub(super) fn new(
@@ -45,55 +63,32 @@ impl Virtqueue {
         })
     }
 
-    pub(super) fn base(&self) -> u32 {
-        either!(self, ring => ring.base())
+    forward! {
+        fn base(&self) -> u32;
+        fn is_stopped(&self) -> bool;
+        fn has_waiting(&self) -> bool;
+        fn waiting(&self) -> usize;
     }
 
-    #[inline]
-    pub(super) fn is_stopped(&self) -> bool {
-        either!(self, ring => ring.is_stopped())
-    }
-
-    #[inline]
-    pub(super) fn has_waiting(&self) -> bool {
-        either!(self, ring => ring.has_waiting())
-    }
-
-    pub(super) fn waiting(&self) -> usize {
-        either!(self, ring => ring.waiting())
-    }
-
-    #[inline]
-    pub(super) fn take(&mut self, batch: &mut Batch) {
-        either!(self, ring => ring.take(batch));
-    }
-
-    #[inline]
-    pub(super) fn complete_taken(&mut self) {
-        either!(self, ring => ring.complete_taken());
-    }
-
-    #[inline]
-    pub(super) fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
-        either!(self, ring => ring.give(batch, frames, out));
-    }
-
-    #[inline]
-    pub(super) fn publish(&mut self) {
-        either!(self, ring => ring.publish());
-    }
-
-    #[inline]
-    pub(super) fn notify(&mut self) -> u32 {
-        either!(self, ring => ring.notify())
-    }
-
-    pub(super) fn ask_for_kicks(&mut self) -> bool {
-        either!(self, ring => ring.ask_for_kicks())
-    }
-
-    pub(super) fn suppress_kicks(&mut self) {
-        either!(self, ring => ring.suppress_kicks());
+    forward! {
+        fn take(&mut self, batch: &mut Batch);
+        fn complete_taken(&mut self);
+        fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome);
+        fn publish(&mut self);
+        fn notify(&mut self) -> u32;
+        fn ask_for_kicks(&mut self) -> bool;
+        fn suppress_kicks(&mut self);
+        fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog>;
+        fn set_call(&mut self, call: Option<File>) -> Option<File>;
+        /// Interrupts the ring's driver, even if the driver did not enable interrupts. Only the
+        /// worker's thread may call `interrupt`, because a call descriptor can block the worker's
+        /// thread only briefly.
+        fn interrupt(&mut self);
+        fn move_to(
+            &mut self,
+            memory: Arc<GuestMemory>,
+            at: RingAddresses
+        ) -> Result<Arc<GuestMemory>, RingError>;
     }
 
     /// Records the ring's progress in queue `index` of the inflight region `region`. Returns false
@@ -123,28 +118,5 @@ impl Virtqueue {
             Self::Split(_) => Ok(()),
             Self::Packed(ring) => ring.resume(),
         }
-    }
-
-    pub(super) fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
-        either!(self, ring => ring.set_log(log))
-    }
-
-    pub(super) fn set_call(&mut self, call: Option<File>) -> Option<File> {
-        either!(self, ring => ring.set_call(call))
-    }
-
-    /// Interrupts the ring's driver, even if the driver did not enable interrupts. Only the
-    /// worker's thread may call `interrupt`, because a call descriptor can block the worker's
-    /// thread only briefly.
-    pub(super) fn interrupt(&mut self) {
-        either!(self, ring => ring.interrupt());
-    }
-
-    pub(super) fn move_to(
-        &mut self,
-        memory: Arc<GuestMemory>,
-        at: RingAddresses,
-    ) -> Result<Arc<GuestMemory>, RingError> {
-        either!(self, ring => ring.move_to(memory, at))
     }
 }

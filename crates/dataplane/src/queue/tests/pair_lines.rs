@@ -36,9 +36,8 @@ fn uplink_terms() -> QueueTerms {
         order: Order::Wfq,
         pacing: Pacing::Link(BitsPerSecond(10_000 * MBIT)),
         bound: Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop },
-        flows: false,
-        held_bytes: 262_144,
         frames: 1_024,
+        ..QueueTerms::default()
     }
 }
 

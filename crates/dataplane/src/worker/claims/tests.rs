@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_qos::fair_share::Bound;
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Cycles, Vid, Weight};
 
@@ -61,10 +60,6 @@ impl PortQueue for Counting {
         self.pair.backlog()
     }
 
-    fn rx_done(&mut self) {
-        self.pair.rx_done();
-    }
-
     fn tx_ready(&self) -> bool {
         self.pair.tx_ready()
     }
@@ -75,14 +70,6 @@ impl PortQueue for Counting {
 
     fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
         self.pair.tx_burst(batch, frames)
-    }
-
-    fn publish(&mut self) {
-        self.pair.publish();
-    }
-
-    fn notify(&mut self) -> u32 {
-        self.pair.notify()
     }
 
     fn rest(&mut self) -> bool {
@@ -117,14 +104,7 @@ impl Bed {
             assert!(worker.attach(port, pairs, Arc::new(PortCounters::default())).is_ok());
             drivers.push(driver);
         }
-        let terms = QueueTerms {
-            held_bytes: 262_144,
-            order: Order::FairShare,
-            pacing,
-            bound: Bound::default(),
-            frames: 4_096,
-            flows: false,
-        };
+        let terms = QueueTerms { order: Order::FairShare, pacing, ..QueueTerms::default() };
         let home = QueueHome::new(terms, 8, 8);
         let policy = |id| {
             let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);

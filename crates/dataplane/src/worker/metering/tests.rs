@@ -1,7 +1,6 @@
 //! A worker that handles only the changes of a snapshot must have the same state afterwards as a
 //! worker that handles all ports.
 
-use penstock_qos::fair_share::Bound;
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, QueueId, Vid, Weight};
 use proptest::prelude::*;
@@ -51,10 +50,8 @@ fn home(port: u16) -> Arc<QueueHome> {
     let terms = QueueTerms {
         order: if port.is_multiple_of(2) { Order::FairShare } else { Order::Fifo },
         pacing: pacing(1),
-        bound: Bound::default(),
-        held_bytes: 0,
         frames: 64,
-        flows: false,
+        ..QueueTerms::default()
     };
     QueueHome::new(terms, usize::from(PORTS), 4)
 }

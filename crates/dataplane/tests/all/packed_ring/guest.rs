@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::port::TxOutcome;
-use penstock_dataplane::port::packed_ring::{PackedRing, RingError, RingSpec};
-use penstock_dataplane::port::split_ring::RingAddresses;
+use penstock_dataplane::port::packed_ring::{PackedRing, RingAddresses, RingError, RingSpec};
 
 pub use crate::ring_bed::{BUFFERS, INDIRECT, MEMORY, NEXT, SECOND, WRITE, frames_of, pattern};
-use crate::ring_bed::{Memory, USER, batch_of, spec};
+use crate::ring_bed::{Memory, USER, batch_of};
 
 pub const AVAIL: u16 = 1 << 7;
 pub const USED: u16 = 1 << 15;
@@ -96,7 +95,7 @@ impl Guest {
     }
 
     pub fn spec(&self) -> RingSpec {
-        let spec = spec(self.size, Self::addresses());
+        let spec = RingSpec::new(self.size.into(), Self::addresses());
         RingSpec { base: FRESH, in_order: self.in_order, ..spec }
     }
 

@@ -258,13 +258,13 @@ fn impossible_rings_are_refused() {
         RingError::Address(what, _) => what,
         other => panic!("{other}"),
     };
-    assert_eq!(at(refused(|s| s.descriptors += 8)), "packed ring");
+    assert_eq!(at(refused(|s| s.at.descriptors += 8)), "packed ring");
     assert_eq!(
-        at(refused(|s| (s.size, s.descriptors) = (32_768, s.descriptors + 16))),
+        at(refused(|s| (s.size, s.at.descriptors) = (32_768, s.at.descriptors + 16))),
         "packed ring"
     );
-    assert_eq!(at(refused(|s| s.available += 2)), "driver event area");
-    assert_eq!(at(refused(|s| s.used = 1)), "device event area");
+    assert_eq!(at(refused(|s| s.at.available += 2)), "driver event area");
+    assert_eq!(at(refused(|s| s.at.used = 1)), "device event area");
     assert!(guest.ring_with(|s| s.base = FRESH & 0xffff).is_ok(), "as DPDK's driver says it");
     assert_eq!(Place { index: 0, wrap: true }.to_base(), FRESH & 0xffff);
 }

@@ -23,7 +23,7 @@ use penstock_sim::testbed::five_tuple;
 use penstock_sim::{Costs, PortHandle, Rng, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, PortId, Priority, TscRate, Weight};
 
-use super::super::paper_testbed::LEARNS;
+use super::super::paper_testbed::{LEARNS, float};
 
 /// A slow core, so that some hundred thousand frames fill it.
 const CORE: TscRate = TscRate::from_hz(100_000_000);
@@ -258,14 +258,8 @@ impl Bed {
         pacing: Pacing,
         bound: Bound,
     ) -> Arc<QueueHome> {
-        let terms = QueueTerms {
-            order,
-            pacing,
-            bound,
-            held_bytes: bound.bytes,
-            frames: 4_096,
-            flows: false,
-        };
+        let terms =
+            QueueTerms { order, pacing, bound, held_bytes: bound.bytes, ..QueueTerms::default() };
         let home = QueueHome::new(terms, PORTS, PORTS);
         if order == Order::Wfq {
             self.port(name).queue = Some(Arc::clone(&home));
@@ -457,11 +451,6 @@ fn meter(rate: BitsPerSecond, waits: bool) -> Arc<EgressPolicer> {
     let bytes = Some((rate, wait_depth(rate)));
     let terms = MeterTerms { bytes, per_frame: 4, waits, ..MeterTerms::default() };
     Arc::new(EgressPolicer::new(Meter::new(terms), None, Sharing::Strict))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn float(n: u64) -> f64 {
-    n as f64
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a core")]

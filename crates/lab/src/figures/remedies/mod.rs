@@ -29,9 +29,6 @@ const SHORT: usize = 8;
 
 /// Returns the number of situations that are explained wrongly. Writes the wrong answers into the
 /// outcome.
-///
-/// # Errors
-/// Returns an error if a situation cannot be made.
 pub(super) fn wrong(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<u32> {
     // In short runs, a few situations show that the figure works. A test makes all of them.
     let every = if ctx.is_whole() { 1 } else { SHORT };

@@ -101,10 +101,6 @@ impl Episode {
 }
 
 /// Runs the experiment.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);

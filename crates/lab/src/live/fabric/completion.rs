@@ -118,10 +118,6 @@ struct Had {
 }
 
 /// Runs the live experiment for QShare's Fig. 5.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

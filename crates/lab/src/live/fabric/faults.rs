@@ -94,10 +94,6 @@ pub(super) fn two_controllers(seed: u64) -> Plan {
 }
 
 /// Runs the live experiment about faults.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

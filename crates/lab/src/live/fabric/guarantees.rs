@@ -98,10 +98,6 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
 }
 
 /// Runs the live experiment of QShare's Fig. 4.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);

@@ -112,10 +112,6 @@ fn plan() -> Plan {
 }
 
 /// Runs the experiment.
-///
-/// # Errors
-///
-/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };

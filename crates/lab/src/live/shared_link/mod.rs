@@ -73,9 +73,6 @@ use penstock_guest::bed::Bed;
 use traffic::WEIGHTS;
 
 /// Runs the live experiment.
-///
-/// # Errors
-/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in [
         ("iperf3", "iperf3"),

@@ -77,14 +77,10 @@ impl Rig {
 
     pub fn add(&mut self, i: usize, spec: &Port) {
         let config = VhostUserConfig {
-            name: format!("vm{i}"),
-            path: self.dir.join(format!("{i}.sock")),
             mode: spec.mode,
             queue_pairs: spec.queue_pairs,
             offloads: spec.offloads,
-            socket_mode: 0o600,
-            socket_owner: None,
-            socket_group: None,
+            ..VhostUserConfig::new(&format!("vm{i}"), self.dir.join(format!("{i}.sock")))
         };
         let id = PortId(u16::try_from(i).unwrap());
         let (mut vhost, queues) =

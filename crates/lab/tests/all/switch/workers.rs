@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use penstock_dataplane::counters::PortCounterSets;
-use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
+use penstock_dataplane::port::vhost_user::{VhostUser, VhostUserConfig};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, Workers};
@@ -43,16 +42,7 @@ impl Bed {
         let workers = Workers::spawn(&config, &[None, None]).unwrap();
         let mut bed = Self { dir: temp_dir(), workers, ports: Vec::new(), counters: Vec::new() };
         for n in 0..PORTS {
-            let config = VhostUserConfig {
-                name: format!("vm{n}"),
-                path: bed.socket(n),
-                mode: SocketMode::Server,
-                queue_pairs: 1,
-                offloads: OffloadCaps::ALL,
-                socket_mode: 0o600,
-                socket_owner: None,
-                socket_group: None,
-            };
+            let config = VhostUserConfig::new(&format!("vm{n}"), bed.socket(n));
             let counters = PortCounterSets::new(2);
             let (mut vhost, queues) =
                 VhostUser::start(config, PortId(n), bed.workers.clone()).unwrap();

@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 
 use crate::cli::{AskCommand, TenantAskCommand as TenantCommand};
 use crate::client::{channel, refused, timed};
-use crate::table::{Align, Table, bits_per_second, bytes, count, counted, printable, to_f64};
+use crate::table::{Table, bits_per_second, bytes, count, counted, printable, to_f64};
 use crate::verbs::{print, print_json, printable_lines};
 
 type Client = OperatorServiceClient<Channel>;
@@ -184,14 +184,7 @@ fn served(value: &Value, service: &str) -> String {
 }
 
 fn switch_counters(value: &Value) -> String {
-    let mut table = Table::new(&[
-        ("SWITCH", Align::Left),
-        ("PORT", Align::Left),
-        ("QUEUE", Align::Right),
-        ("FRAMES", Align::Right),
-        ("BYTES", Align::Right),
-        ("DROPS", Align::Right),
-    ]);
+    let mut table = Table::new("SWITCH|PORT|>QUEUE|>FRAMES|>BYTES|>DROPS");
     let mut errors = String::new();
     for (switch, read) in value.as_object().into_iter().flatten() {
         if let Some(error) = read["error"].as_str() {
@@ -270,13 +263,7 @@ fn status(value: &Value) -> String {
 }
 
 fn topology(value: &Value) -> String {
-    let mut nodes = Table::new(&[
-        ("NODE", Align::Left),
-        ("KIND", Align::Left),
-        ("SERVICE", Align::Left),
-        ("STATE", Align::Left),
-        ("FREE SLOTS", Align::Right),
-    ]);
+    let mut nodes = Table::new("NODE|KIND|SERVICE|STATE|>FREE SLOTS");
     for node in rows(&value["nodes"]) {
         let kind = match node["driver"].as_str() {
             Some(driver) => format!("switch ({driver})"),
@@ -295,13 +282,7 @@ fn topology(value: &Value) -> String {
         let name = text(&node["name"]);
         nodes.row([name, kind, text(&node["service"]), state.to_owned(), free]);
     }
-    let mut links = Table::new(&[
-        ("LINK", Align::Left),
-        ("RATE", Align::Right),
-        ("RESERVED UP", Align::Right),
-        ("RESERVED DOWN", Align::Right),
-        ("TENANTS", Align::Right),
-    ]);
+    let mut links = Table::new("LINK|>RATE|>RESERVED UP|>RESERVED DOWN|>TENANTS");
     for link in rows(&value["links"]) {
         links.row([
             format!("{} - {}", text(&link["below"]), text(&link["above"])),
@@ -315,17 +296,7 @@ fn topology(value: &Value) -> String {
 }
 
 fn tenants(value: &Value) -> String {
-    let mut table = Table::new(&[
-        ("TENANT", Align::Left),
-        ("VMS", Align::Right),
-        ("GUARANTEE", Align::Right),
-        ("ROOT", Align::Left),
-        ("QUEUE", Align::Left),
-        ("SENT", Align::Right),
-        ("RECEIVED", Align::Right),
-        ("USED", Align::Right),
-        ("SCORE", Align::Right),
-    ]);
+    let mut table = Table::new("TENANT|>VMS|>GUARANTEE|ROOT|QUEUE|>SENT|>RECEIVED|>USED|>SCORE");
     for tenant in rows(value) {
         let queue = match (tenant["network"].as_bool(), tenant["dscp"].as_u64()) {
             (Some(false), _) => "none needed".to_owned(),
@@ -348,14 +319,7 @@ fn tenants(value: &Value) -> String {
 }
 
 fn bindings(value: &Value) -> String {
-    let mut table = Table::new(&[
-        ("PORT", Align::Left),
-        ("QUEUE", Align::Right),
-        ("TENANT", Align::Left),
-        ("DSCP", Align::Right),
-        ("WEIGHT", Align::Right),
-        ("SHARE", Align::Right),
-    ]);
+    let mut table = Table::new("PORT|>QUEUE|TENANT|>DSCP|>WEIGHT|>SHARE");
     for port in rows(value) {
         for queue in rows(&port["queues"]) {
             let shared = queue["queue"] == 0;
@@ -377,13 +341,7 @@ fn bindings(value: &Value) -> String {
 }
 
 fn events(value: &Value) -> String {
-    let mut table = Table::new(&[
-        ("NUMBER", Align::Right),
-        ("DECISION", Align::Left),
-        ("KIND", Align::Left),
-        ("SUBJECT", Align::Left),
-        ("EVENT", Align::Left),
-    ]);
+    let mut table = Table::new(">NUMBER|DECISION|KIND|SUBJECT|EVENT");
     for event in rows(value) {
         let stamp = &event["stamp"];
         table.row([

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Placed, load, picture, place};
 use crate::cli::PlanArgs;
-use crate::table::{Align, Table, bits_per_second, count, counted, printable, to_f64};
+use crate::table::{Table, bits_per_second, count, counted, printable, to_f64};
 use crate::verbs::{print, print_json};
 
 /// Runs the command. Exit 1 if a file is wrong or a tenant is refused.
@@ -60,15 +60,7 @@ fn servers(placed: &Placed, placement: &Placement) -> String {
 
 fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
     let topology = placed.datacenter.topology();
-    let mut table = Table::new(&[
-        ("TENANT", Align::Left),
-        ("WANTS", Align::Left),
-        ("ROOT", Align::Left),
-        ("RESERVED", Align::Right),
-        ("TENANTS/PORT", Align::Right),
-        ("COST", Align::Right),
-        ("SERVERS", Align::Left),
-    ]);
+    let mut table = Table::new("TENANT|WANTS|ROOT|>RESERVED|>TENANTS/PORT|>COST|SERVERS");
     let mut refusals = String::new();
     for (tenant, outcome) in tenants.iter().zip(&placed.outcomes) {
         match outcome.as_ref().map(|slot| placed.datacenter.tenant(*slot)) {

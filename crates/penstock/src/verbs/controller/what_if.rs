@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::usage::{Usage, made_up, recorded};
 use super::{Placed, load, place};
 use crate::cli::{MapMode, WhatIfArgs};
-use crate::table::{Align, Table};
+use crate::table::Table;
 use crate::verbs::{print, print_json};
 
 /// One combination of settings that the command simulates.
@@ -221,19 +221,10 @@ impl From<MapMode> for Mode {
 }
 
 fn table(rows: &[(Variant, Findings)]) -> String {
-    let mut table = Table::new(&[
-        ("QUEUES", Align::Right),
-        ("MAP", Align::Left),
-        ("QUEUE WEIGHT", Align::Right),
-        ("OVERSUBSCRIPTION", Align::Right),
-        ("PLACED", Align::Right),
-        ("REFUSED", Align::Right),
-        ("WITH QUEUE", Align::Right),
-        ("GAIN", Align::Right),
-        ("LINK USE", Align::Right),
-        ("CHANGES", Align::Right),
-        ("WEIGHT ERROR", Align::Right),
-    ]);
+    let mut table = Table::new(
+        ">QUEUES|MAP|>QUEUE WEIGHT|>OVERSUBSCRIPTION|>PLACED|>REFUSED|>WITH QUEUE|>GAIN|>LINK USE|\
+         >CHANGES|>WEIGHT ERROR",
+    );
     let as_in_file = |value: Option<f64>| value.map_or("-".to_owned(), |value| value.to_string());
     for (variant, found) in rows {
         table.row([

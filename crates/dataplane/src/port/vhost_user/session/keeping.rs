@@ -169,10 +169,9 @@ mod tests {
     use vhost::vhost_user::message::VhostUserSingleMemoryRegion;
 
     use super::super::super::halt::Halt;
-    use super::super::super::{SharedState, SocketMode, VhostUserConfig};
+    use super::super::super::{SharedState, VhostUserConfig};
     use super::super::{ExchangeResult, F_VERSION_1, RingsOwner};
     use super::*;
-    use crate::offload::OffloadCaps;
     use crate::port::ControlMessage;
 
     /// Owner of a session's rings, none of which runs.
@@ -188,16 +187,7 @@ mod tests {
 
     /// A session whose features are negotiated.
     fn session() -> Session {
-        let config = VhostUserConfig {
-            name: "kept".to_owned(),
-            path: PathBuf::new(),
-            mode: SocketMode::Server,
-            queue_pairs: 1,
-            offloads: OffloadCaps::ALL,
-            socket_mode: 0o600,
-            socket_owner: None,
-            socket_group: None,
-        };
+        let config = VhostUserConfig::new("kept", PathBuf::new());
         let alarm = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
         let halt = Arc::new(Halt::new(Arc::new(alarm)));
         let mut session = Session::new(&config, Box::new(Nobody), SharedState::default(), halt);

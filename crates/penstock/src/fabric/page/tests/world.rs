@@ -86,14 +86,7 @@ type Switches = BTreeMap<NodeId, Arc<SimSwitch>>;
 
 fn switches() -> Switches {
     let topology = topology();
-    let can = Capabilities {
-        queues: QUEUES,
-        classes: 8,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: true,
-    };
+    let can = Capabilities::new(QUEUES, 8);
     let nodes = (1..topology.layers()).flat_map(|layer| topology.layer(layer));
     let switch = |node: NodeId| {
         let down = topology.down(node).map(|link| topology.child(link));

@@ -439,6 +439,11 @@ impl OutputQueue {
             && self.line.fair().is_some_and(|fair| fair.waits_only_from(source))
     }
 
+    /// Whether [`Self::forget`] drops the waiting frames of a source. Other queues keep them.
+    pub(crate) fn keeps_sources(&self) -> bool {
+        self.line.fair().is_some() || self.pair_lines.is_some()
+    }
+
     /// Withdraws the claims of all sources.
     pub(crate) fn withdraw_claims(&mut self) {
         if let Some(fair) = self.line.fair_mut() {

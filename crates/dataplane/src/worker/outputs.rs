@@ -68,6 +68,9 @@ pub(super) struct Outputs {
     /// Ports that this worker does not poll because too many of their frames wait at outputs of
     /// other workers.
     elsewhere: Vec<PortId>,
+    /// Ports with a queue on this worker that [keeps frames by source][OutputQueue::keeps_sources],
+    /// in no particular order.
+    by_source: Vec<PortId>,
     /// Whether a queue of the snapshot was not in its home when this worker wanted to take it,
     /// because another worker had the queue.
     lacks_queue: bool,
@@ -92,6 +95,7 @@ impl Outputs {
             homes: vec![None; ports].into_boxed_slice(),
             pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
+            by_source: Vec::with_capacity(ports),
             lacks_queue: false,
             published: 0,
             now: Nanos::ZERO,
@@ -504,7 +508,13 @@ impl Outputs {
         };
         if same {
             let Some(home) = &self.homes[at] else { return };
+            let before = keeps_sources(ctx, port);
             let changed = adopt(ctx, port, home, now);
+            match (before, keeps_sources(ctx, port)) {
+                (false, true) => self.by_source.push(port),
+                (true, false) => self.by_source.retain(|other| *other != port),
+                _ => {}
+            }
             if changed && matches!(self.stands[at], Stand::Waits | Stand::Held) {
                 roster.cancel(Event::Output(port));
                 self.make_ready(ctx, roster, port);
@@ -520,6 +530,9 @@ impl Outputs {
         };
         ctx.ports[at].output = Some(queue);
         adopt(ctx, port, &home, now);
+        if keeps_sources(ctx, port) {
+            self.by_source.push(port);
+        }
         self.homes[at] = Some(home);
     }
 
@@ -537,6 +550,7 @@ impl Outputs {
         else {
             return;
         };
+        self.by_source.retain(|other| *other != port);
         let counters = &ctx.port_counters;
         let queues = &mut ctx.ports[port.index()].queues;
         let (store, captures) = ctx.egress.store_and_captures();
@@ -578,7 +592,8 @@ impl Outputs {
         port: PortId,
     ) {
         self.leave(ctx, roster, port);
-        for target in (0..).map(PortId).take(ctx.ports.len()) {
+        // Only these outputs drop the frames of a source that leaves.
+        for &target in &self.by_source {
             let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[target.index()]
             else {
                 continue;
@@ -592,6 +607,10 @@ impl Outputs {
         self.pressure.forget(port);
         ctx.peers.directory().set_pressed(port, ctx.peers.id(), false);
     }
+}
+
+fn keeps_sources<C: CycleCounter>(ctx: &Context<C>, port: PortId) -> bool {
+    ctx.output(port).is_some_and(OutputQueue::keeps_sources)
 }
 
 /// Lets the output queue of a port adopt the changes of its home. Returns true if the frames may

@@ -9,10 +9,16 @@
 //!
 //! Let g be a queue's reservation, w the queue's weight, W the sum of all weights and C the link's
 //! rate. The queue with the largest reservation g_max gets weight s, and any other queue gets the
-//! weight ceil(s * g / g_max). The module tries each value of the weight s from 1 to 100. A queue
-//! needs the fraction g / C of its link, and gets the fraction w / W of its link. The guarantee
-//! error is the maximum of g / C - w / W over all queues. The module chooses the smallest value of
-//! the weight s that has the least guarantee error.
+//! weight s * g / g_max, rounded up or to the nearest whole number. The module tries both for each
+//! value of the weight s from 1 to 100. A queue needs the fraction g / C of its link, and gets the
+//! fraction w / W of its link. The guarantee error is the maximum of g / C - w / W over all queues.
+//! The headroom is the minimum of (w / W) / (g / C). The module chooses the weights with the least
+//! guarantee error, and among those without error, the first with [`ROOM_PPM`], or with nearly as
+//! much as exact weights have. If no weights up to [`FINE`] have so much, it chooses those with the
+//! most headroom.
+//!
+//! Reservations do not count the frames of hosts, such as questions about pairs of VMs. They travel
+//! in the shared queue, so this queue must not have less headroom than the others.
 //!
 //! # Change of queues
 //!
@@ -27,12 +33,21 @@
 //! The queues with reservations of 500, 300 and 200 Mbit/s get the weights 5, 3 and 2, so the
 //! guarantee error is 0.
 
+use std::cmp::Ordering;
+
 use super::dilution::PortLoad;
 
 /// Largest weight that a queue may have.
 pub const WEIGHT_MAX: u32 = 100;
 /// Part of the guarantees, in millionths, at which the search for weights of a change ends.
 const ENOUGH_PPM: u32 = 999_000;
+/// Headroom at which the search for weights ends: a link's bandwidth for a queue over the queue's
+/// reservation, in millionths.
+const ROOM_PPM: u64 = 1_050_000;
+/// Part of the headroom of exact weights, in thousandths, at which the search for weights ends.
+const NEAR_PERMILLE: u64 = 999;
+/// Largest weight for which the search goes on although the weights have no error.
+const FINE: u32 = 20;
 
 /// Weights of all queues of a port, and the guarantee error of these weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,34 +65,57 @@ pub struct Weights {
 ///
 /// # Cost
 ///
-/// Computing the weights of a port takes O(100 × queues) time.
+/// Computing the weights of a port takes O(200 × queues) time.
 #[must_use]
 pub fn weights(reserved: &[u64], rate: u64) -> Weights {
-    let mut best: Option<Weights> = None;
-    for scale in 1..=WEIGHT_MAX {
-        let weights = scaled(reserved, scale);
+    let mut best: Option<(Weights, u64)> = None;
+    let all = reserved.iter().map(|g| u128::from(*g)).sum::<u128>().max(1);
+    let exact = u64::try_from(u128::from(rate) * 1_000_000 / all).unwrap_or(u64::MAX);
+    let enough = (exact / 1_000).saturating_mul(NEAR_PERMILLE).min(ROOM_PPM);
+    for (scale, up) in (1..=WEIGHT_MAX).flat_map(|scale| [(scale, true), (scale, false)]) {
+        let weights = scaled(reserved, scale, up);
         let error_ppm = shortfall_ppm(reserved, &weights, rate);
-        if best.as_ref().is_none_or(|best| error_ppm < best.error_ppm) {
-            best = Some(Weights { weights, error_ppm });
+        let room = if error_ppm == 0 { headroom_ppm(reserved, &weights, rate) } else { 0 };
+        let is_better = |(best, most): &(Weights, u64)| match error_ppm.cmp(&best.error_ppm) {
+            Ordering::Equal => room > *most,
+            order => order.is_lt(),
+        };
+        if best.as_ref().is_none_or(is_better) {
+            best = Some((Weights { weights, error_ppm }, room));
         }
-        if best.as_ref().is_some_and(|best| best.error_ppm == 0) {
+        if best
+            .as_ref()
+            .is_some_and(|(best, room)| best.error_ppm == 0 && (*room >= enough || scale >= FINE))
+        {
             break;
         }
     }
-    best.unwrap_or_default()
+    best.unwrap_or_default().0
 }
 
-/// Returns weights in proportion to `reserved`, rounded up. The largest weight is `scale`.
-fn scaled(reserved: &[u64], scale: u32) -> Vec<u32> {
-    let most = reserved.iter().copied().max().unwrap_or(0);
-    let weight = |g: &u64| match most {
-        0 => 1,
-        most => {
-            let wide = (u128::from(*g) * u128::from(scale)).div_ceil(u128::from(most));
-            u32::try_from(wide).unwrap_or(WEIGHT_MAX).clamp(1, WEIGHT_MAX)
-        }
+/// Returns weights in proportion to `reserved`. The largest weight is `scale`. The others are
+/// rounded up or to the nearest whole number.
+fn scaled(reserved: &[u64], scale: u32, up: bool) -> Vec<u32> {
+    let most = u128::from(reserved.iter().copied().max().unwrap_or(0));
+    let weight = |g: &u64| {
+        let wide = u128::from(*g) * u128::from(scale);
+        let weight = match most {
+            0 => 1,
+            _ if up => wide.div_ceil(most),
+            _ => (2 * wide + most) / (2 * most),
+        };
+        u32::try_from(weight).unwrap_or(WEIGHT_MAX).clamp(1, WEIGHT_MAX)
     };
     reserved.iter().map(weight).collect()
+}
+
+/// Returns the headroom of `weights` in millionths, rounded down.
+fn headroom_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u64 {
+    let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+    let pairs = reserved.iter().zip(weights).map(|(g, w)| (u128::from(*g), u128::from(*w)));
+    let least = pairs.filter(|(g, _)| *g > 0).min_by(|a, b| (a.1 * b.0).cmp(&(b.1 * a.0)));
+    let Some((g, w)) = least else { return u64::MAX };
+    u64::try_from(w * u128::from(rate) * 1_000_000 / (sum * g)).unwrap_or(u64::MAX)
 }
 
 /// Computes weights for a port while queues change hands. The port's traffic is first `losing`,
@@ -105,7 +143,7 @@ pub(super) fn during(
         if best.1 >= ENOUGH_PPM {
             break;
         }
-        let weights = scaled(&reserved, scale);
+        let weights = scaled(&reserved, scale, true);
         let kept = least(&weights, best.1);
         if kept > best.1 {
             let error_ppm = shortfall_ppm(&reserved, &weights, rate);
@@ -145,6 +183,19 @@ mod tests {
     fn a_link_that_is_not_fully_reserved_needs_less_exact_weights() {
         assert_eq!(weights(&[100, 99, 1], 1000).weights, [1, 1, 1]);
         assert_eq!(weights(&[0, 0], 1000).weights, [1, 1]);
+    }
+
+    #[test]
+    fn all_queues_get_a_part_of_what_nobody_reserved() {
+        // Three tenants in the shared queue, one of which has 2 bit/s less because its guarantee
+        // was divided, and seven in their own queues.
+        let mut reserved = [4_700_000; 8];
+        reserved[0] = 14_099_998;
+        assert_eq!(weights(&reserved, 50_000_000).weights, [3, 1, 1, 1, 1, 1, 1, 1]);
+        let weights = weights(&[1_000, 370, 260], 1_700);
+        let room = headroom_ppm(&[1_000, 370, 260], &weights.weights, 1_700);
+        assert!(weights.error_ppm == 0 && room > 1_020_000, "{weights:?}, {room}");
+        assert!(weights.weights[0] <= FINE, "{weights:?}");
     }
 
     fn load(guarantee: u64, queue: u8, moves: bool) -> Load {

@@ -23,7 +23,7 @@
 use std::collections::BTreeMap;
 
 use penstock_fabric::rate_alloc::HosePairs;
-use penstock_fabric::rate_alloc::hose_pairs::{Member, question_period};
+use penstock_fabric::rate_alloc::hose_pairs::Member;
 use penstock_fabric::rate_alloc::host_rates::Hose;
 use penstock_qos::pair_table::{PairRef, PairTable, VmRates};
 use penstock_qos::policer::RATE_MAX;
@@ -82,7 +82,7 @@ impl GuaranteeControl {
                 let bucket = send.limit.map_or(RATE_MAX, |limit| part(limit.0, HEADROOM, 1_000));
                 table.set_sender(*pair, bucket, (told, send.part, send.want));
                 table.set_flows(*pair, send.flows);
-                table.ask_every(*pair, question_period(send.part));
+                table.ask_every(*pair, send.ask_every);
             }
         }
         for (id, part) in &limits.parts {
@@ -129,6 +129,6 @@ impl TenantTerms {
         let headroom = u64::from(self.terms.headroom_permille.max(1_000));
         let of = |rate: u64| part(rate, headroom, 1_000);
         let hose = Hose { send: of(self.terms.send), receive: of(self.terms.receive) };
-        Member { tenant: self.tenant, hose }
+        Member { tenant: self.tenant, hose, is_held: self.is_held }
     }
 }

@@ -4,13 +4,16 @@
 //!
 //! A receiving host divides a tenant's guarantee among pairs ([`super::hose_pairs::share`]). Pairs
 //! with less demand get room to grow, and demands are estimated from a few frames. So the pairs of
-//! a tenant with much TCP together may send more than the guarantee all the time.
+//! a tenant with much TCP together may send more than the guarantee all the time. If a sender does
+//! not use the part that its pair has, the tenant gets less than its guarantee, although its other
+//! pairs wait.
 //!
 //! # Approach
 //!
 //! The host measures what arrives for each tenant. While more than [`MOST_PERMILLE`] of the
-//! guarantee arrives, the rate to divide shrinks slowly, down to [`LEAST`]. It grows again as
-//! slowly. The whole loop takes about a second, because limits change only some periods later.
+//! guarantee arrives, the rate to divide shrinks slowly, down to [`LEAST`]. While less arrives, it
+//! grows as slowly, up to [`GREATEST`]. The whole loop takes about a second, because limits change
+//! only some periods later.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +24,14 @@ use super::scaled;
 
 /// Rate that may arrive, in thousandths of the guarantee. It leaves room for the frames of a full
 /// guarantee that arrive in groups.
-pub const MOST_PERMILLE: u64 = 1_020;
+pub const MOST_PERMILLE: u64 = 1_010;
 /// The whole guarantee, in the unit of factors.
 const WHOLE: i64 = 1_000_000;
 /// Smallest factor of the guarantee that is divided.
 pub const LEAST: i64 = 700_000;
+/// Largest factor of the guarantee that is divided. A tenant that was idle may have this factor of
+/// its guarantee until the loop follows.
+pub const GREATEST: i64 = 1_050_000;
 /// Number of periods in which the measured rate follows a change.
 const SMOOTH: i64 = 8;
 /// Number of periods after which the factor has changed as much as the rate is wrong.
@@ -81,13 +87,13 @@ impl Arrivals {
         for (tenant, (bytes, hose)) in bytes {
             let rate = signed(scaled(bytes, 8_000_000_000, elapsed.0));
             let most = signed(scaled(hose, MOST_PERMILLE, 1_000));
-            let new = Arrival { rate: 0, factor: WHOLE };
+            let new = Arrival { rate, factor: WHOLE };
             let arrival = self.of_tenant.entry(tenant).or_insert(new);
             arrival.rate += (rate - arrival.rate) / SMOOTH;
             let error =
                 i128::from(most - arrival.rate) * i128::from(WHOLE) / i128::from(most.max(1));
             let error = i64::try_from(error).unwrap_or(-WHOLE).max(-WHOLE);
-            arrival.factor = (arrival.factor + error / SLOW).clamp(LEAST, WHOLE);
+            arrival.factor = (arrival.factor + error / SLOW).clamp(LEAST, GREATEST);
         }
     }
 
@@ -114,7 +120,11 @@ mod tests {
     /// that is divided, 150 ms before. Returns the rates of the periods.
     fn run(rate: impl Fn(u64) -> u64) -> Vec<u64> {
         let hose = Hose { send: HOSE, receive: HOSE };
-        let members = [(1, Member { tenant: 7, hose }), (2, Member { tenant: 7, hose })].into();
+        let members = [
+            (1, Member { tenant: 7, hose, is_held: true }),
+            (2, Member { tenant: 7, hose, is_held: true }),
+        ]
+        .into();
         let (mut arrivals, mut total) = (Arrivals::new(), 0);
         let (mut divided, mut rates) = (vec![HOSE.0; 3], Vec::new());
         for period in 1..=200 {
@@ -141,8 +151,18 @@ mod tests {
 
     #[test]
     fn a_tenant_within_its_guarantee_keeps_all_of_it() {
-        assert!(run(|divided| divided).iter().all(|rate| *rate == HOSE.0));
-        assert!(run(|divided| divided / 3).iter().all(|rate| *rate == HOSE.0 / 3));
+        for (used, greatest) in [(100, 1_015), (33, 347)] {
+            let rates = run(|divided| divided * used / 100);
+            let least = HOSE.0 * used / 100;
+            assert!(rates.iter().all(|rate| *rate >= least), "{rates:?}");
+            assert!(rates.iter().all(|rate| *rate <= HOSE.0 * greatest / 1_000), "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_whose_pairs_do_not_use_their_parts_gets_its_guarantee_from_the_others() {
+        let rates = run(|divided| divided * 97 / 100);
+        assert!(rates[40..].iter().all(|rate| *rate >= HOSE.0), "{rates:?}");
     }
 
     #[test]
@@ -150,7 +170,7 @@ mod tests {
         let flood = run(|_| 100 * HOSE.0);
         assert_eq!(flood.len(), 200);
         let hose = Hose { send: HOSE, receive: HOSE };
-        let members = [(1, Member { tenant: 7, hose })].into();
+        let members = [(1, Member { tenant: 7, hose, is_held: true })].into();
         let mut arrivals = Arrivals::new();
         let (mut total, mut least) = (0, HOSE);
         for period in 1..=400 {
@@ -159,6 +179,6 @@ mod tests {
             arrivals.period_ends(Nanos::from_millis(50 * period), &members, totals);
             least = least.min(arrivals.divided(7, HOSE));
         }
-        assert_eq!((least.0, arrivals.divided(7, HOSE)), (HOSE.0 * 7 / 10, HOSE));
+        assert_eq!((least.0, arrivals.divided(7, HOSE).0), (HOSE.0 * 7 / 10, HOSE.0 * 105 / 100));
     }
 }

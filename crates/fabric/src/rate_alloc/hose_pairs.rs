@@ -36,10 +36,13 @@
 //! - A new pair whose questions stay without an answer for [`NEW_PERIODS`] has no limit: the other
 //!   host probably does not answer. If answers stop, the last part is in force for
 //!   [`SILENT_PERIODS`], because a full network also loses answers.
-//! - While more than the guarantee arrives, less than the guarantee is divided ([`Arrivals`]).
-//! - A question and its answer take a hundredth of the pair's part of its sender's guarantee
-//!   ([`question_period`]). More often, they would take several percent of what the slow pairs of a
-//!   tenant may send.
+//! - While more than the guarantee arrives, less than the guarantee is divided, and while less
+//!   arrives, up to 1.05 times as much ([`Arrivals`]).
+//! - A question and its answer take a hundredth of the pair's part of its sender's guarantee. More
+//!   often, they would take several percent of what the slow pairs of a tenant may send. A new pair
+//!   asks more often, because many pairs may begin at the same time.
+//! - A pair whose limit is not in force asks a quarter as often. Its questions and answers have no
+//!   code point, so they take bandwidth from the tenants in the shared queue.
 //! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
 //!   one and a half times the time between its questions, as without demand.
 //!
@@ -51,8 +54,8 @@
 //!
 //! # Bounds
 //!
-//! The parts of a receiver never exceed 1.5 times its guarantee in sum. If each pair keeps its
-//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods.
+//! The parts of a receiver never exceed 1.5 times the rate that is divided in sum. If each pair
+//! keeps its rate, the pairs send no more than that rate in sum after a few periods.
 //!
 //! After each period, the limits of a tenant's new pairs on a host are half of its sending
 //! guarantee in sum. A pair that begins within a period has the limit that one more pair would have
@@ -74,7 +77,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use super::arrivals::Arrivals;
 use super::flow_count::{FLOWS_MAX, FlowCount};
-use super::host_rates::{Hose, IDLE_PERIODS, PairId, ReceivedPair, SentPair};
+use super::host_rates::{Hose, PairId, ReceivedPair, SentPair};
 use super::{UNLIMITED, partition, scaled};
 
 /// Periods over which the rate of a pair is measured.
@@ -82,7 +85,7 @@ pub const WINDOW: usize = 4;
 /// Periods after a pair reached its limit in which its demand counts as unlimited.
 pub const HELD_PERIODS: u32 = 4;
 /// Periods with an unanswered question after which a pair loses its limit.
-pub const SILENT_PERIODS: u32 = 40;
+pub const SILENT_PERIODS: u32 = 120;
 /// Periods with an unanswered question after which a new pair has no limit.
 pub const NEW_PERIODS: u32 = 10;
 /// Periods without a question after which a receiver counts a pair as without demand.
@@ -90,15 +93,20 @@ pub const QUIET_PERIODS: u32 = 8;
 /// Periods without frames after which the sender's host forgets a pair. A pair that begins again
 /// is new, so this time is longer than for the receiver's host.
 pub const FORGET_PERIODS: u32 = 100;
+/// Periods without a question after which the receiver's host forgets a pair.
+const END_PERIODS: u32 = 100;
 
 const NOTHING: BitsPerSecond = BitsPerSecond(0);
 /// Length of a period.
 const PERIOD: Nanos = Nanos::from_millis(50);
 /// Bits of a question and its answer on a link, times 100.
 const QUESTION_BITS: u64 = 2 * 90 * 8 * 100;
-/// Shortest and longest time between two questions about a pair. A receiver removes a pair after
-/// [`IDLE_PERIODS`] without a question.
-const QUESTIONS: [Nanos; 2] = [Nanos::from_millis(100), Nanos::from_millis(600)];
+/// Shortest and longest time between two questions about a pair whose limit is in force.
+const QUESTIONS: [Nanos; 2] = [Nanos::from_millis(100), Nanos::from_millis(1_200)];
+/// A pair whose limit is not in force asks a question in this many times the time, at most
+/// [`MEASURED_MAX`].
+const MEASURED: u64 = 4;
+const MEASURED_MAX: Nanos = Nanos::from_millis(2_400);
 /// Fraction of its limit, in percent, from which on a pair has reached it.
 const HELD_PERCENT: u64 = 90;
 /// Room of a pair to grow: its demand, and its part by weight of the guarantee, divided by this
@@ -115,6 +123,8 @@ pub struct Member {
     /// Guarantees of the tenant's VMs on this host together. All members of a tenant have the same
     /// value.
     pub hose: Hose,
+    /// Whether the limits of the tenant's pairs are in force.
+    pub is_held: bool,
 }
 
 /// Limit of a pair with its sender on this host.
@@ -130,6 +140,8 @@ pub struct SendLimit {
     pub want: BitsPerSecond,
     /// Estimated number of the pair's active flows, which is its weight.
     pub flows: u32,
+    /// Time between two questions about the pair.
+    pub ask_every: Nanos,
 }
 
 /// Result of a period.
@@ -166,6 +178,8 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
+    /// Periods since the pair began.
+    age: u32,
     flows: FlowCount,
 }
 
@@ -287,8 +301,9 @@ impl HosePairs {
         let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
         let (mut new, mut parts) = (BTreeMap::new(), Vec::new());
         for (tenant, pairs) in &of_tenant {
-            let hose = pairs.first().and_then(|(id, _)| members.get(&id.vm));
-            let hose = hose.map(|member| member.hose.send).unwrap_or_default();
+            let member = pairs.first().and_then(|(id, _)| members.get(&id.vm));
+            let Member { hose: Hose { send: hose, .. }, is_held, .. } =
+                member.copied().unwrap_or_default();
             let count = pairs.iter().filter(|(_, sender)| sender.is_new()).count();
             new.insert(*tenant, count);
             let want = |(_, sender): &(&PairId, &Sender)| (sender.uses(), sender.flows.estimate());
@@ -298,10 +313,12 @@ impl HosePairs {
                 let first = sender.is_new().then(|| first_limit(hose, count));
                 let (limit, want) = (sender.limit.or(first), sender.want());
                 sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
-                limits.send.push(SendLimit { id: **id, limit, part: *part, want, flows: *flows });
+                let (id, part, flows) = (**id, *part, *flows);
+                let ask_every = sender.asks_every(part, is_held);
+                limits.send.push(SendLimit { id, limit, part, want, flows, ask_every });
             }
         }
-        for (vm, Member { tenant, hose }) in members {
+        for (vm, Member { tenant, hose, .. }) in members {
             let sum = sums.get(vm).copied().unwrap_or_default();
             limits.vms.push((*vm, sum.limit(hose.send)));
             let count = new.get(tenant).copied().unwrap_or(0);
@@ -322,13 +339,13 @@ impl HosePairs {
             let before = old.remove(&pair.id);
             let asked = before.is_none_or(|before| before.questions != pair.questions);
             let quiet = if asked { 0 } else { before.map_or(0, |before| before.quiet) + 1 };
-            let member = members.get(&pair.id.vm).filter(|_| quiet < IDLE_PERIODS);
+            let member = members.get(&pair.id.vm).filter(|_| quiet < END_PERIODS);
             let Some(member) = member else {
                 limits.idle_receivers.push(pair.id);
                 continue;
             };
             self.receivers.insert(pair.id, Receiver { questions: pair.questions, quiet });
-            let is_active = quiet < quiet_periods(pair.part);
+            let is_active = quiet < quiet_periods(pair.part, member.is_held);
             let want = if is_active { pair.want.min(pair.part) } else { NOTHING };
             let of = of_tenant.entry(member.tenant).or_insert((member.hose, Vec::new()));
             of.1.push((pair.id, (want, pair.flows.clamp(1, FLOWS_MAX))));
@@ -346,16 +363,20 @@ impl HosePairs {
 }
 
 /// Returns the time between two questions about a pair with the part `part` of its sender's
-/// guarantee.
-#[must_use]
-pub fn question_period(part: BitsPerSecond) -> Nanos {
+/// guarantee. `is_held` is whether the pair's limit is in force.
+fn question_period(part: BitsPerSecond, is_held: bool) -> Nanos {
     let [least, most] = QUESTIONS;
-    Nanos(scaled(QUESTION_BITS, 1_000_000_000, part.0).clamp(least.0, most.0))
+    let time = scaled(QUESTION_BITS, 1_000_000_000, part.0);
+    Nanos(if is_held {
+        time.clamp(least.0, most.0)
+    } else {
+        time.saturating_mul(MEASURED).clamp(least.0, MEASURED_MAX.0)
+    })
 }
 
 /// Returns the number of periods without a question after which a pair is without demand.
-fn quiet_periods(part: BitsPerSecond) -> u32 {
-    let periods = question_period(part).0 * 3 / 2 / PERIOD.0;
+fn quiet_periods(part: BitsPerSecond, is_held: bool) -> u32 {
+    let periods = question_period(part, is_held).0 * 3 / 2 / PERIOD.0;
     u32::try_from(periods).unwrap_or(u32::MAX).max(QUIET_PERIODS)
 }
 
@@ -397,6 +418,7 @@ impl Sender {
             answered: 0,
             silent: 0,
             idle: 0,
+            age: 0,
             flows: FlowCount::default(),
         }
     }
@@ -408,6 +430,7 @@ impl Sender {
         self.refused = counters.refused;
         let is_idle = counters.bytes == last && !refused;
         self.idle = if is_idle { self.idle + 1 } else { 0 };
+        self.age = self.age.saturating_add(1);
         if self.idle >= FORGET_PERIODS {
             return true;
         }
@@ -453,6 +476,15 @@ impl Sender {
         self.limit.is_none() && self.silent < NEW_PERIODS
     }
 
+    /// Returns the time between two questions about the pair, if `part` is its part of its sender's
+    /// guarantee. Until the pair is as old as this time, its questions are as far apart as it is
+    /// old.
+    fn asks_every(&self, part: BitsPerSecond, is_held: bool) -> Nanos {
+        let [least, _] = QUESTIONS;
+        let age = PERIOD.0.saturating_mul(self.age.into()).max(least.0);
+        Nanos(question_period(part, is_held).0.min(age))
+    }
+
     /// Returns the estimated demand of the pair.
     const fn want(&self) -> BitsPerSecond {
         if self.held > 0 || self.is_new() { UNLIMITED } else { self.rate }
@@ -470,15 +502,14 @@ mod tests {
 
     #[test]
     fn questions_take_a_hundredth_of_a_slow_pairs_part() {
-        let every = |rate| question_period(BitsPerSecond(rate)).0 / 1_000_000;
-        assert_eq!(
-            [0, 100_000, 288_000, 1_000_000, 5_000_000].map(every),
-            [600, 600, 500, 144, 100]
-        );
+        let every = |rate, is_held| question_period(BitsPerSecond(rate), is_held).0 / 1_000_000;
+        let rates = [0, 100_000, 288_000, 1_000_000, 5_000_000];
+        assert_eq!(rates.map(|rate| every(rate, true)), [1_200, 1_200, 500, 144, 100]);
+        assert_eq!(rates.map(|rate| every(rate, false)), [2_400, 2_400, 2_000, 576, 115]);
         // Question and answer of 90 bytes each on a link, twice a second.
         assert_eq!(2 * 90 * 8 * 2 * 100, 288_000);
-        let quiet = |rate| quiet_periods(BitsPerSecond(rate));
-        assert_eq!([0, 288_000, 5_000_000].map(quiet), [18, 15, QUIET_PERIODS]);
-        assert!(quiet(0) < IDLE_PERIODS);
+        let quiet = |rate| quiet_periods(BitsPerSecond(rate), true);
+        assert_eq!([0, 288_000, 5_000_000].map(quiet), [36, 15, QUIET_PERIODS]);
+        assert!(quiet_periods(BitsPerSecond(0), false) < END_PERIODS);
     }
 }

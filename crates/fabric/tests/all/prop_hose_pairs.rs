@@ -117,7 +117,8 @@ impl Net {
             self.send(sender, demands, &mut arrived);
         }
         let now = Nanos(PERIOD.0 * self.periods);
-        let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose: self.hose })].into();
+        let members: BTreeMap<u16, Member> =
+            [(VM, Member { tenant: 0, hose: self.hose, is_held: true })].into();
         for receiver in 0..self.receivers.len() {
             self.divide(receiver, now, &members);
         }
@@ -301,7 +302,7 @@ proptest! {
         send in MBIT..100 * MBIT,
     ) {
         let hose = Hose { send: BitsPerSecond(send), receive: BitsPerSecond(send) };
-        let member = Member { tenant: 7, hose };
+        let member = Member { tenant: 7, hose, is_held: true };
         let members: BTreeMap<u16, Member> = (0..3).map(|vm| (vm, member)).collect();
         let part = BitsPerSecond(MBIT);
         let mut state = HosePairs::new();
@@ -385,7 +386,8 @@ proptest! {
         flows in prop::collection::vec(any::<u32>(), 2..8),
     ) {
         let hose = Hose { send: BitsPerSecond(MBIT), receive: BitsPerSecond(100 * MBIT) };
-        let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose })].into();
+        let member = Member { tenant: 0, hose, is_held: true };
+let members: BTreeMap<u16, Member> = [(VM, member)].into();
         let of = |(peer, flows): (u64, &u32)| ReceivedPair {
             id: PairId { vm: VM, peer, epoch: 1 },
             questions: 1,
@@ -427,7 +429,8 @@ fn more_senders_than_receivers_send_no_more_than_the_receivers_guarantees() {
 #[test]
 fn a_pair_that_sends_more_than_its_part_wants_more() {
     let hose = Hose { send: BitsPerSecond(100 * MBIT), receive: BitsPerSecond(100 * MBIT) };
-    let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose })].into();
+    let member = Member { tenant: 0, hose, is_held: true };
+    let members: BTreeMap<u16, Member> = [(VM, member)].into();
     let part = BitsPerSecond(10 * MBIT);
     // The limit is not in force while the pair sends 50 Mbit/s. Then the pair sends 5 Mbit/s.
     let mut pairs = HosePairs::new();

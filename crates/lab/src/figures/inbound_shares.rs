@@ -89,9 +89,13 @@ struct Stream {
     to: MacAddr,
     flow: u16,
     frames: Frames,
-    /// Mean time between two frames in ns; 0 if the VM receives nothing.
+    /// Mean time between two bursts in ns; 0 if the VM receives nothing.
     gap: u64,
+    /// Number of frames that arrive at once.
+    burst: u32,
     next: Nanos,
+    /// End of the interval in which the next burst arrives, if `burst` is above 1.
+    end: Nanos,
     /// Bytes on the link of the delivered frames.
     wire: u64,
 }
@@ -124,6 +128,18 @@ impl Frames {
     /// Returns the bits that one of the frames takes on the link.
     fn bits(self) -> f64 {
         float(wire_bytes(&self.frame(World::mac_of(1), 0))) * 8.0
+    }
+}
+
+impl Stream {
+    /// Returns the time of the burst after the present one.
+    fn after(&mut self, rng: &mut Rng) -> Nanos {
+        if self.burst == 1 {
+            return self.next + Nanos(self.gap / 2 + rng.below(self.gap));
+        }
+        let begin = self.end;
+        self.end += Nanos(self.gap);
+        begin + Nanos(rng.below(self.gap))
     }
 }
 
@@ -168,14 +184,19 @@ impl Bed {
     /// Lets frames arrive for each VM: `offered` of each tenant's frames, in bits per second on the
     /// link. The VMs of a tenant receive equal numbers of frames.
     fn offer(&mut self, kind: Kind, offered: [f64; 3]) {
+        let frames = |tenant| match (kind, tenant) {
+            (Kind::Mixed, 0) => Frames::Segments,
+            (Kind::Mixed, 1) => Frames::Of(60),
+            _ => Frames::Of(1_514),
+        };
+        self.offer_frames(frames, offered);
+    }
+
+    /// Lets `frames` of each tenant arrive, as [`Self::offer`].
+    fn offer_frames(&mut self, frames: impl Fn(usize) -> Frames, offered: [f64; 3]) {
         for (port, (tenant, _)) in (1..).zip(VMS) {
-            let frames = match (kind, tenant) {
-                (Kind::Mixed, 0) => Frames::Segments,
-                (Kind::Mixed, 1) => Frames::Of(60),
-                _ => Frames::Of(1_514),
-            };
             let siblings = float(VMS.iter().filter(|(other, _)| *other == tenant).count() as u64);
-            self.offer_to(port, frames, offered[tenant] / siblings);
+            self.offer_to(port, frames(tenant), offered[tenant] / siblings);
         }
     }
 
@@ -186,7 +207,8 @@ impl Bed {
         let gap = frames.bits() * 1e9 / offered;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a gap")]
         let gap = if gap.is_finite() { gap as u64 } else { 0 };
-        self.streams.push(Stream { to, flow, frames, gap, next: self.now, wire: 0 });
+        let (next, end) = (self.now, self.now);
+        self.streams.push(Stream { to, flow, frames, gap, burst: 1, next, end, wire: 0 });
     }
 
     /// Puts all frames that arrive until the present time into the uplink's ring, in the order of
@@ -196,8 +218,10 @@ impl Bed {
         loop {
             let due = streams.iter_mut().filter(|stream| stream.gap > 0 && stream.next <= *now);
             let Some(stream) = due.min_by_key(|stream| stream.next) else { return };
-            stream.next += Nanos(stream.gap / 2 + rng.below(stream.gap));
-            world.offer(*uplink, stream.frames.frame(stream.to, stream.flow));
+            stream.next = stream.after(rng);
+            for _ in 0..stream.burst {
+                world.offer(*uplink, stream.frames.frame(stream.to, stream.flow));
+            }
         }
     }
 
@@ -432,6 +456,27 @@ mod tests {
         }
         let reach = load.reach(1.5, 1.5 * DUE[0] / offered[0]);
         assert!(all > 0.93 * reach, "{all} of {reach}");
+        Ok(())
+    }
+
+    /// Bursts of 40 full frames arrive at random times of their intervals, as from programs that
+    /// send large segments of datagrams. What arrives does not follow the speed of the core.
+    #[test]
+    fn an_overloaded_core_shares_bursts() -> anyhow::Result<()> {
+        const BURST: u32 = 40;
+        let load = |factor| Load::new(Frames::Of(1_514), 32.0, factor);
+        let arrives = load(200.0).speed() / f64::from(BURST);
+        for (load, offered) in OFFERED.iter().flat_map(|of| [(load(200.0), of), (load(300.0), of)])
+        {
+            let mut bed = Bed::of(1, load.costs, 1_000_000_000)?;
+            bed.offer_frames(|_| load.frames, offered.map(|part| part * arrives));
+            bed.streams.iter_mut().for_each(|stream| stream.burst = BURST);
+            bed.run(Nanos::from_secs(1));
+            let rates = bed.rates(Nanos::from_secs(4));
+            let (error, all) = (share_error(&rates, offered), rates.iter().sum::<f64>());
+            assert!(error < 1.0, "{error} %, {rates:?}");
+            assert!(all > 0.65 * load.speed(), "{all} of {}", load.speed());
+        }
         Ok(())
     }
 

@@ -91,8 +91,7 @@ pub(super) async fn name_of(client: &mut Client, text: &str) -> Result<String> {
 }
 
 fn table(tenants: &[Listed]) -> String {
-    let mut table =
-        Table::new(&[("NAME", Left), ("VLANS", Left), ("FDB LIMIT", Right), ("PORTS", Left)]);
+    let mut table = Table::new("NAME|VLANS|>FDB LIMIT|PORTS");
     for Listed { tenant, ports } in tenants {
         let vlans =
             if tenant.vlans.is_empty() { "untagged".to_owned() } else { tenant.vlans.to_string() };

@@ -189,11 +189,9 @@ impl Leader {
         // The records are restored in the order of arrival, because a tenant may refer to earlier
         // tenants.
         records.sort_by_key(|(created, _)| *created);
-        for (_, record) in records {
-            let name = record.spec.name.clone();
-            if let Err(problem) = self.fabric.restore(record) {
-                self.tell(Severity::Warning, "not-restored", &name, &problem.to_string());
-            }
+        let records = records.into_iter().map(|(_, record)| record).collect();
+        for (name, problem) in self.fabric.restore_all(records) {
+            self.tell(Severity::Warning, "not-restored", &name, &problem.to_string());
         }
         let out = self.store.list(OUT).await.map_err(LeaderError::Store)?;
         for entry in out.entries {

@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_controller::intent::Mode as ControlMode;
-use penstock_controller::leader::{Leader, LeaderError};
+use penstock_controller::intent::{LEADER, Mode as ControlMode};
+use penstock_controller::leader::{Leader, LeaderError, Settings};
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
 use penstock_testing::{TempDir, temp_dir};
 use proptest::prelude::*;
 
-use crate::world::{World, five, interval, store, tenant, usage, within};
+use crate::world::{World, fabric, five, interval, store, tenant, usage, within};
 
 fn has_queue(world: &World) -> Vec<String> {
     let marked = |(name, marks): (String, BTreeSet<u8>)| {
@@ -254,6 +254,31 @@ async fn a_restart_finds_tenants_places_and_queues() {
     let drained = leader.fabric().topology().find("server-9").unwrap();
     let service = leader.fabric().datacenter().ledger().service(drained);
     assert_eq!(service, Service::Drained);
+}
+
+#[tokio::test]
+async fn tenants_stay_on_nodes_that_the_file_takes_out_of_service() {
+    let folder = temp_dir();
+    let world = World::new(Mode::PerPortMap);
+    let store = store(&folder).await;
+    let (mut old, lease) = five(&world, &store).await;
+    interval(&mut old, &BUSY).await;
+    let marks = has_queue(&world);
+    store.revoke(lease).await.unwrap();
+    let lease = store.lease(Duration::from_secs(10)).await.unwrap();
+    let leadership = store.campaign(LEADER, "two", lease).await.unwrap();
+    let mut file = fabric(world.mode, 2);
+    for node in ["server-9", "rack-0"] {
+        file.set_service(node, Service::Drained, false).unwrap();
+    }
+    let settings = Settings::default();
+    let new = Leader::take_over(file, world.crew(), store, leadership, settings).await.unwrap();
+    let names: Vec<&str> = new.fabric().tenants().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    assert_eq!(has_queue(&world), marks);
+    let ledger = new.fabric().datacenter().ledger();
+    let drained = new.fabric().topology().find("server-9").unwrap();
+    assert_eq!(ledger.service(drained), Service::Drained);
 }
 
 #[tokio::test]

@@ -21,6 +21,8 @@ pub struct SwitchFile {
     pub canary: bool,
     /// Names of the interfaces through which the switch reaches each neighbour in the topology.
     pub interfaces: BTreeMap<NodeId, Vec<String>>,
+    /// Line and column of the table in the file.
+    pub place: (u32, u32),
 }
 
 /// A driver and the address of the switch that it configures.
@@ -332,7 +334,8 @@ fn switch(
         Driver::Gnmi => gnmi(object, table, folder, report)?,
     };
     let interfaces = interfaces(object, table, node, topology, report);
-    Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
+    let place = report.place(object);
+    Some((node, SwitchFile { driver, canary: table.canary, interfaces, place }))
 }
 
 /// Reports an error for each key that the switch's driver does not use.

@@ -51,6 +51,7 @@ fn every_command_of_the_design_parses() {
         "penstock completions bash",
         "penstock man /usr/share/man/man1",
         "penstock support-bundle --out /tmp/bundle.tar.gz",
+        "penstock controller check --config c.toml --json",
         "penstock controller plan --topology f.toml --tenants t.toml --picture t.svg --json",
         "penstock controller what-if --topology f.toml --tenants t.toml --queues 4,8",
         "penstock controller what-if --topology f --tenants t --usage u.csv --map static-map",

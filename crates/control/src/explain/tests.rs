@@ -260,6 +260,13 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
     assert_eq!(answer.found(), Limit::Destination("noisy".into()));
     let why = "the ring or queue of noisy was full for 12.0 % of the port's frames";
     assert_eq!(answer.why, why);
+    assert!(answer.remedy.starts_with("give the receiver longer rings"), "{}", answer.remedy);
+    // The frames wait for the receiver's shaper.
+    dropped(&mut growth, DropReason::QueueFull, 130_000);
+    growth.ports[1].reading.tx_drops[DropReason::QueueFull as usize] = 130_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Destination("noisy".into()));
+    assert!(answer.remedy.starts_with("raise `shape.receive`"), "{}", answer.remedy);
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl Question<'_> {
         let pairs = self.drops(&[DropReason::PairLimit]);
         if 2 * pairs > self.drops(&super::OWN) {
             let why = format!(
-                "rate allocation of the fabric dropped {} of the port's frames",
+                "the fabric's limits on pairs of VMs dropped {} of the port's frames",
                 percent(pairs)
             );
             return (why, "raise the guarantee of the tenant, or wait for a queue");
@@ -133,7 +133,9 @@ impl Question<'_> {
                     "the port sends {sends}, and its frames waited {times} times for the limit \
                      `send` of its tenant, or for the rates of its pairs"
                 );
-                return (why, "raise `send` of the tenant, or make its VMs send less");
+                let remedy = "raise `send` of the tenant, or make its VMs send less; in a fabric, \
+                              raise the tenant's guarantee or wait for a queue";
+                return (why, remedy);
             }
             let why = format!(
                 "the port sends {sends}, and its frames waited {times} times for the rate {rate}"
@@ -274,6 +276,12 @@ impl Question<'_> {
         }
         let why =
             format!("the ring or queue of {receiver} was full for {share} of the port's frames");
+        let of_queue = self.drops(&[DropReason::QueueFull, DropReason::QueueLate]);
+        if 2 * of_queue > self.drops(&super::REFUSED) {
+            let remedy = "raise `shape.receive`, `link` or `queue` of the receiver, give it more \
+                          CPU time, or send less";
+            return (why, remedy);
+        }
         (why, "give the receiver longer rings, more queues or more CPU time")
     }
 

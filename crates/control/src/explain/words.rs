@@ -276,7 +276,7 @@ impl Question<'_> {
         }
         let why =
             format!("the ring or queue of {receiver} was full for {share} of the port's frames");
-        let of_queue = self.drops(&[DropReason::QueueFull, DropReason::QueueLate]);
+        let of_queue = self.drops(&[DropReason::QueueFull]);
         if 2 * of_queue > self.drops(&super::REFUSED) {
             let remedy = "raise `shape.receive`, `link` or `queue` of the receiver, give it more \
                           CPU time, or send less";

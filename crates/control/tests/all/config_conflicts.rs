@@ -704,8 +704,7 @@ wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
         &[
             "7:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; \
                  remove some ceilings, and limit these tenants with `send` of [[tenant]]",
-            "7:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
-                 400000000000",
+            "7:41: port \"vm3\": `wfq.ceilings.red` 1k is out of range; write 8k to 400G",
             "7:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this \
                  file",
         ],

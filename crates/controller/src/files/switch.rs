@@ -326,6 +326,11 @@ fn switch(
         return None;
     };
     foreign_keys(object, table, report);
+    let wrong = |netns: &str| netns.is_empty() || (netns.contains('/') && !netns.starts_with('/'));
+    if table.netns.as_deref().is_some_and(wrong) {
+        let remedy = "write a name under /run/netns, or a path that begins with /";
+        report.at(object, "netns", "the value is not a network namespace", remedy);
+    }
     let driver = match table.driver {
         Driver::Sim => DriverFile::Sim,
         Driver::LinuxTc => DriverFile::LinuxTc { netns: table.netns.clone() },

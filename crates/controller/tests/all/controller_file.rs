@@ -148,6 +148,13 @@ fn keys_of_another_driver_are_mistakes() {
         ]
     );
     assert_eq!(folder.mistakes("driver = \"sim\"\nnetns = \"x\"\n").len(), 1);
+    for netns in ["", "run/netns/a"] {
+        let wrong = folder.mistakes(&format!("driver = \"linux-tc\"\nnetns = {netns:?}\n"));
+        assert!(
+            wrong[0].contains("the value is not a network namespace; write a name"),
+            "{wrong:?}"
+        );
+    }
     let unknown = folder.mistakes("driver = \"gnmy\"\n");
     assert!(unknown[0].contains("\"gnmy\" is unknown; write sim, linux-tc"), "{unknown:?}");
 }

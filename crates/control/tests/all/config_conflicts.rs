@@ -622,6 +622,31 @@ port = "up"
         &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; choose a network with \
                  `tenant` and `vlan`, or correct these keys"],
     ),
+    (
+        r#"[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+tenant = "blue"
+"#,
+        &["1:1: fdb 52:54:00:00:00:05: port \"vm1\" carries no network of tenant \"blue\"; \
+           choose a network with `tenant` and `vlan`, or correct these keys"],
+    ),
+    (
+        r#"[[tenant]]
+name = "green"
+vlans = [200]
+uplink_weight = 0
+[[port]]
+name = "up"
+vhost-user.socket = "/run/up.sock"
+trunk = [100, 200]
+[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "up"
+tenant = "green"
+"#,
+        &["4:17: tenant \"green\": `uplink_weight`: 0 is out of range; write 1 to 10000"],
+    ),
 ];
 
 #[test]

@@ -615,6 +615,7 @@ pub enum TenantAskCommand {
         /// Name of the tenant.
         name: String,
         /// Number of VMs to add.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         more: u32,
         /// Class of the new VMs: position in the tenant's list of classes, from 0.
         #[arg(long, value_name = "N", default_value_t = 0)]

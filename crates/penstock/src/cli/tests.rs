@@ -76,6 +76,7 @@ fn what_makes_no_sense_is_a_usage_error() {
         "penstock port list -l =1",
         "penstock report -l =1",
         "penstock controller plan --topology f.toml",
+        "penstock controller tenant grow red 0",
         "penstock controller what-if --topology f --tenants t --inactive NaN",
         "penstock controller what-if --topology f --tenants t --oversubscription 0",
         "penstock controller what-if --topology f --tenants t --usage u --seed 2",

@@ -271,8 +271,9 @@ impl Fabric {
         Ok(self.record(slot))
     }
 
-    /// Adds stored tenants at their stored placements, in this order. Tenants stay on nodes that are
-    /// out of service. Returns the names of the tenants that could not be added, with the reasons.
+    /// Adds stored tenants at their stored placements, in this order. Tenants stay on nodes that
+    /// are out of service. Returns the names of the tenants that could not be added, with the
+    /// reasons.
     pub fn restore_all(&mut self, records: Vec<TenantRecord>) -> Vec<(String, ChangeRefused)> {
         let topology = self.datacenter.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));

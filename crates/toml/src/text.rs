@@ -51,8 +51,8 @@ where
 
 /// Implements serde's traits and the JSON schema for a type with `FromStr` and `Display`.
 ///
-/// Call the macro as `text_value!(Type, "Type", "expected form of the text", { schema });`. The form
-/// is a constant text.
+/// Call the macro as `text_value!(Type, "Type", "expected form of the text", { schema });`. The
+/// form is a constant text.
 #[macro_export]
 macro_rules! text_value {
     ($type:ty, $name:literal, $expecting:expr, $schema:tt) => {

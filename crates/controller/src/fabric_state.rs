@@ -271,6 +271,28 @@ impl Fabric {
         Ok(self.record(slot))
     }
 
+    /// Adds stored tenants at their stored placements, in this order. Tenants stay on nodes that
+    /// are out of service. Returns the names of the tenants that could not be added, with the
+    /// reasons.
+    pub fn restore_all(&mut self, records: Vec<TenantRecord>) -> Vec<(String, ChangeRefused)> {
+        let topology = self.datacenter.topology();
+        let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
+        let states = nodes.map(|node| (node, self.datacenter.ledger().service(node)));
+        let out: Vec<_> = states.filter(|(_, service)| *service != Service::In).collect();
+        for (node, _) in &out {
+            self.datacenter.set_service(*node, Service::In);
+        }
+        let mut refused = Vec::new();
+        for record in records {
+            let name = record.spec.name.clone();
+            refused.extend(self.restore(record).err().map(|problem| (name, problem)));
+        }
+        for (node, service) in out {
+            self.datacenter.set_service(node, service);
+        }
+        refused
+    }
+
     /// Adds a stored tenant at its stored placement.
     ///
     /// # Errors

@@ -307,12 +307,13 @@ impl From<Arc<PortCounters>> for PortCounterSets {
     }
 }
 
-/// Reasons for which frames are dropped because the receiver has no room, or exceeds its own
-/// limits.
-pub const REFUSED: [DropReason; 7] = [
+/// Reasons for which frames are dropped because the receiver has no room, is too slow, or exceeds
+/// its own limits.
+pub const REFUSED: [DropReason; 8] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
     DropReason::QueueFull,
+    DropReason::QueueLate,
     DropReason::ReceiveLimit,
     DropReason::TenantLimit,
     DropReason::InboundShare,

@@ -55,8 +55,8 @@ reasons! {
     InboundShare = "inbound-share",
         "the frame exceeds the receiver's share of a full uplink (`inbound`)";
     PairLimit = "pair-limit",
-        "the frame exceeds the rate of its pair of VMs (`rate_allocation`); send less, or buy a \
-         higher guarantee";
+        "the frame exceeds the fabric's limit on its pair of VMs; send less, or buy a higher \
+         guarantee";
     PairReceiveLimit = "pair-receive-limit",
         "the frame exceeds the rate that the receiver has in its fabric (`rate_allocation`)";
     RateMarker = "rate-marker",

@@ -493,6 +493,16 @@ pub enum ControllerCommand {
         --tenants examples/tenants.toml --queues 4,8 --map static-map,per-port-map"
     )]
     WhatIf(WhatIfArgs),
+    /// Check the file of a controller, the file of its datacenter, and the settings of its
+    /// switches. Print every mistake. Contact no switch.
+    #[command(
+        after_help = "Example:\n  penstock controller check --config examples/controller.toml"
+    )]
+    Check {
+        /// Configuration file of the controller (docs/reference/controller.md).
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Run a controller in the foreground until SIGTERM or SIGINT. SIGHUP reloads certificates.
     #[command(after_help = "Without an agent on each server no tenant gets a queue of its own.\n\
         Example:\n  penstock controller run --config examples/controller.toml")]
@@ -605,6 +615,7 @@ pub enum TenantAskCommand {
         /// Name of the tenant.
         name: String,
         /// Number of VMs to add.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         more: u32,
         /// Class of the new VMs: position in the tenant's list of classes, from 0.
         #[arg(long, value_name = "N", default_value_t = 0)]

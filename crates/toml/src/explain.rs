@@ -37,6 +37,9 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
     if let Some((problem, remedy)) = message.split_once("; ") {
         return (at(problem), remedy.to_owned());
     }
+    if message == "wanted string or table" {
+        return (at("not a text"), "write a text in quotes, as the reference lists it".to_owned());
+    }
     let example = match message {
         "invalid IP address syntax" => Some("write an address, as in \"10.0.0.1\""),
         "invalid socket address syntax" => Some("write address and port, as in \"127.0.0.1:9753\""),
@@ -52,6 +55,10 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
             (at(problem), "write a whole number from 0 to 4294967295".to_owned())
         }
         Some((problem, "u64")) => (at(problem), "write a whole number, 0 or above".to_owned()),
+        Some((problem, "f64")) => (at(problem), "write a number".to_owned()),
+        Some((problem, "a boolean")) => (at(problem), "write true or false".to_owned()),
+        Some((problem, "a sequence")) => (at(problem), "write a list in brackets".to_owned()),
+        Some((problem, "a map")) => (at(problem), "write a table in braces".to_owned()),
         Some((problem, expected)) => (at(problem), format!("write {expected}")),
         None => (at(message), "see docs/reference/configuration.md".to_owned()),
     }

@@ -11,6 +11,11 @@
 //! If every removed key is unknown and does not resemble a known key, the caller continues to check
 //! the object without the removed keys. The caller of this module checks whether references between
 //! objects are valid. A reference to an object with mistakes is not a second mistake.
+//!
+//! # Cost
+//!
+//! Each mistake costs a copy of the object, so the time grows with the square of the number of
+//! mistakes. The module therefore reports at most [`MISTAKES_MAX`] mistakes of an object.
 
 use core::ops::Range;
 use std::borrow::Cow;
@@ -20,6 +25,9 @@ use toml_edit::{DocumentMut, Item, Table, Value};
 
 use crate::explain::{explain, is_stray, missing_key, unknown_remedy};
 use crate::report::Report;
+
+/// Maximum number of reported mistakes of an object.
+const MISTAKES_MAX: usize = 100;
 
 /// A table of the configuration text, and the table's value.
 #[derive(Debug)]
@@ -129,8 +137,8 @@ fn object<'a, T: DeserializeOwned>(
                     report.span(span, &label, problem, remedy);
                 }
                 match key {
-                    Some(key) => taken_out.push(key),
-                    None => break,
+                    Some(key) if taken_out.len() + 1 < MISTAKES_MAX => taken_out.push(key),
+                    _ => break,
                 }
             }
         }
@@ -190,4 +198,26 @@ fn span_covers(table: &Table, at: usize) -> bool {
     table.iter().any(|(name, item)| {
         holds(table.key(name).and_then(toml_edit::Key::span), at) || holds(item.span(), at)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+
+    #[test]
+    fn an_object_with_very_many_mistakes_is_given_up() {
+        let keys: String = (0..3 * MISTAKES_MAX).map(|n| format!("key{n} = {n}\n")).collect();
+        let text = format!("[a]\n{keys}");
+        let read = |root: &Table, report: &mut Report<'_>| {
+            section::<Nothing>(root, "a", report).and_then(|object| object.value)
+        };
+        let errors = crate::read(&text, "f", read).unwrap_err().0;
+        assert_eq!((errors.len(), errors[0].line), (MISTAKES_MAX, 2));
+    }
 }

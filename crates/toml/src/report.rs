@@ -47,6 +47,14 @@ impl<'a> Report<'a> {
         ConfigErrors(errors)
     }
 
+    /// Returns the line and column of the header of `object`'s table, each counted from 1. Both are
+    /// 0 if the object is not a table.
+    #[must_use]
+    pub fn place<T>(&self, object: &Object<'_, T>) -> (u32, u32) {
+        let span = object.table.as_ref().and_then(|table| table.span());
+        span.map_or((0, 0), |span| self.source.position(span.start))
+    }
+
     /// Adds a mistake that concerns the file as a whole.
     pub fn file(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
         self.span(None, "file", problem, remedy);

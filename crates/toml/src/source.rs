@@ -23,7 +23,7 @@ impl<'a> Source<'a> {
 
     /// Returns the line and column of a byte, each counted from 1. The column is a number of
     /// characters.
-    fn position(&self, at: usize) -> (u32, u32) {
+    pub(crate) fn position(&self, at: usize) -> (u32, u32) {
         let line = self.lines.partition_point(|start| *start <= at);
         let start = self.lines.get(line.wrapping_sub(1)).copied().unwrap_or(0);
         let column = self.text.get(start..at).map_or(0, |before| before.chars().count()) + 1;

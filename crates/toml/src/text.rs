@@ -51,10 +51,11 @@ where
 
 /// Implements serde's traits and the JSON schema for a type with `FromStr` and `Display`.
 ///
-/// Call the macro as `text_value!(Type, "Type", "expected form of the text", { schema });`.
+/// Call the macro as `text_value!(Type, "Type", "expected form of the text", { schema });`. The
+/// form is a constant text.
 #[macro_export]
 macro_rules! text_value {
-    ($type:ty, $name:literal, $expecting:literal, $schema:tt) => {
+    ($type:ty, $name:literal, $expecting:expr, $schema:tt) => {
         impl<'de> $crate::serde::Deserialize<'de> for $type {
             fn deserialize<D: $crate::serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
                 $crate::text::read(d, $expecting)

@@ -77,7 +77,7 @@ impl EgressPolicer {
                 report.at(object, key, problem, format!("write {least} to {most}"));
             };
         let key = |name: &str| format!("{of}.{name}");
-        if self.rate.is_none() && self.pps.is_none() {
+        if (self.rate, self.pps, self.burst, self.frames) == (None, None, None, None) {
             let remedy = format!("add `rate` or `pps`, as in {of} = {{ rate = \"200M\" }}");
             report.at(object, of, format!("`{of}` has no rate"), remedy);
         }

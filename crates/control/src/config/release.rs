@@ -24,12 +24,13 @@ macro_rules! choice {
     (
         $name:ident,
         $text:literal,
-        now [$($now:literal => $variant:ident),*],
+        now [$first:literal => $initial:ident $(, $now:literal => $variant:ident)*],
         later [$($later:literal),*]
     ) => {
         impl $name {
             /// The texts that this release accepts for a key, each with the value that it means.
-            const NOW: &[(&'static str, Self)] = &[$(($now, Self::$variant)),*];
+            const NOW: &[(&'static str, Self)] =
+                &[($first, Self::$initial) $(, ($now, Self::$variant))*];
         }
 
         impl fmt::Display for $name {
@@ -49,8 +50,8 @@ macro_rules! choice {
             }
         }
 
-        text_value!($name, $text, "a value that the reference lists for this key", {
-            "enum": [$($now),*]
+        text_value!($name, $text, concat!("one of ", $first $(, ", ", $now)*), {
+            "enum": [$first $(, $now)*]
         });
     };
 }

@@ -43,6 +43,8 @@ impl FromStr for CodePoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.parse::<u8>().ok().filter(|number| DSCPS.contains(&(*number).into()));
+        // With `08` and `+8`, a map could have a code point twice.
+        let number = number.filter(|number| number.to_string() == text);
         number.map(Self).ok_or_else(|| format!("{text} is not a DSCP; write a number from 0 to 63"))
     }
 }
@@ -121,8 +123,8 @@ impl Wfq {
             );
         }
         for (tenant, rate) in &self.ceilings {
-            let range = RATE_MIN.0..=RATE_MAX.0;
-            outside(object, &format!("wfq.ceilings.{tenant}"), rate.0.0, &range, report);
+            let range = RATE_MIN..=RATE_MAX;
+            outside(object, &format!("wfq.ceilings.{tenant}"), rate.0, &range, report);
         }
     }
 
@@ -186,7 +188,11 @@ mod tests {
         let classes = wfq.classes(|name| (name == "red").then_some(9), &old);
         let held: Vec<_> = classes.held().map(|(lane, h)| (lane, h.tenant, h.rate.0)).collect();
         assert_eq!(held, [(4, 9, 5_000_000)]);
-        let error = toml_edit::de::from_str::<Wfq>("map = { 64 = 1 }").unwrap_err();
-        assert!(error.message().contains("64 is not a DSCP; write a number from 0 to 63"));
+        for wrong in ["64", "08", "+8"] {
+            let text = format!("map = {{ {wrong:?} = 1 }}");
+            let error = toml_edit::de::from_str::<Wfq>(&text).unwrap_err();
+            let says = format!("{wrong} is not a DSCP; write a number from 0 to 63");
+            assert!(error.message().contains(&says), "{error}");
+        }
     }
 }

@@ -229,6 +229,10 @@ fn whose_frames_wait_at_an_output_that_signals_congestion_is_told_so() {
     let why = "40 of the port's frames wait at up, a full output, which signalled congestion \
                7 times";
     assert_eq!(answer.why, why);
+    dropped(&mut growth, DropReason::EarlySignal, 310_000);
+    let lost = "; 31.0 % of the port's frames were dropped as early signals";
+    assert_eq!(ask(&growth).why, format!("{why}{lost}"));
+    dropped(&mut growth, DropReason::EarlySignal, 0);
     // Only a remedy that has an effect at this kind of output is given.
     for (egress, in_fabric, remedy) in [
         (Egress::FairShare, false, "raise `uplink_weight`"),
@@ -260,6 +264,13 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
     assert_eq!(answer.found(), Limit::Destination("noisy".into()));
     let why = "the ring or queue of noisy was full for 12.0 % of the port's frames";
     assert_eq!(answer.why, why);
+    assert!(answer.remedy.starts_with("give the receiver longer rings"), "{}", answer.remedy);
+    // The frames wait for the receiver's shaper.
+    dropped(&mut growth, DropReason::QueueFull, 130_000);
+    growth.ports[1].reading.tx_drops[DropReason::QueueFull as usize] = 130_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Destination("noisy".into()));
+    assert!(answer.remedy.starts_with("raise `shape.receive`"), "{}", answer.remedy);
 }
 
 #[test]
@@ -623,6 +634,13 @@ fn a_vm_that_loses_frames_at_an_output_with_shares_learns_how_to_get_more() {
     assert_eq!(answer.found(), Limit::Link("up".into()));
     assert_eq!(answer.why, "the port's queue at up was full for 25.0 % of its frames");
     assert!(answer.remedy.starts_with("raise `uplink_weight`"), "{}", answer.remedy);
+    // Frames that wait too long are lost, too.
+    dropped(&mut growth, DropReason::QueueFull, 0);
+    dropped(&mut growth, DropReason::QueueLate, 250_000);
+    growth.ports[2].reading.tx_drops[DropReason::QueueLate as usize] = 250_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Link("up".into()));
+    assert_eq!(answer.why, "the port's queue at up was too slow for 25.0 % of its frames");
 }
 
 #[test]

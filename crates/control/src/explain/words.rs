@@ -97,7 +97,7 @@ impl Question<'_> {
         let pairs = self.drops(&[DropReason::PairLimit]);
         if 2 * pairs > self.drops(&super::OWN) {
             let why = format!(
-                "rate allocation of the fabric dropped {} of the port's frames",
+                "the fabric's limits on pairs of VMs dropped {} of the port's frames",
                 percent(pairs)
             );
             return (why, "raise the guarantee of the tenant, or wait for a queue");
@@ -133,7 +133,9 @@ impl Question<'_> {
                     "the port sends {sends}, and its frames waited {times} times for the limit \
                      `send` of its tenant, or for the rates of its pairs"
                 );
-                return (why, "raise `send` of the tenant, or make its VMs send less");
+                let remedy = "raise `send` of the tenant, or make its VMs send less; in a fabric, \
+                              raise the tenant's guarantee or wait for a queue";
+                return (why, remedy);
             }
             let why = format!(
                 "the port sends {sends}, and its frames waited {times} times for the rate {rate}"
@@ -148,6 +150,12 @@ impl Question<'_> {
         (why, "raise `police` with `penstock port set`, or make the VM send less")
     }
 
+    /// Says whether most refused frames found no room in a queue, or waited too long in it.
+    fn was_full(&self) -> &'static str {
+        let late = self.drops(&[DropReason::QueueLate]);
+        if 2 * late > self.drops(&super::REFUSED) { "was too slow" } else { "was full" }
+    }
+
     fn of_link(&self, port: &str) -> (String, &'static str) {
         if self.port.reading.held_back > 0 && port.is_empty() {
             let why = format!(
@@ -159,10 +167,10 @@ impl Question<'_> {
         }
         if let Some((queue, weights)) = self.full_queue(port) {
             let why = format!(
-                "queue {} of {port} (weight {} of {weights}) was full for {} of the port's \
-                 frames",
+                "queue {} of {port} (weight {} of {weights}) {} for {} of the port's frames",
                 queue.queue,
                 queue.weight,
+                self.was_full(),
                 percent(self.drops(&super::REFUSED))
             );
             return (why, self.more_of(Egress::Wfq));
@@ -170,8 +178,8 @@ impl Question<'_> {
         let mut shared = self.growth.ports.iter().filter(|to| to.egress == Egress::FairShare);
         let refused = self.drops(&super::REFUSED);
         if refused >= super::NOTICEABLE_PERMILLE && shared.any(|to| to.name == port) {
-            let share = percent(refused);
-            let why = format!("the port's queue at {port} was full for {share} of its frames");
+            let (was, share) = (self.was_full(), percent(refused));
+            let why = format!("the port's queue at {port} {was} for {share} of its frames");
             return (why, MORE_OF_OUTPUT);
         }
         if let Some(output) = self.crowded().filter(|output| output.name == port) {
@@ -180,6 +188,13 @@ impl Question<'_> {
             let mut why = format!("{waiting} of the port's frames wait at {port}, a full output");
             if signals > 0 {
                 why.push_str(&format!(", which signalled congestion {signals} times"));
+            }
+            let lost = self.drops(&[DropReason::EarlySignal]);
+            if lost >= super::NOTICEABLE_PERMILLE {
+                let lost = percent(lost);
+                why.push_str(&format!(
+                    "; {lost} of the port's frames were dropped as early signals"
+                ));
             }
             return (why, self.more_of(output.egress));
         }
@@ -272,8 +287,14 @@ impl Question<'_> {
             );
             return (why, "raise `receive` of the receiver or its tenant, or send less");
         }
-        let why =
-            format!("the ring or queue of {receiver} was full for {share} of the port's frames");
+        let was = self.was_full();
+        let why = format!("the ring or queue of {receiver} {was} for {share} of the port's frames");
+        let of_queue = self.drops(&[DropReason::QueueFull, DropReason::QueueLate]);
+        if 2 * of_queue > self.drops(&super::REFUSED) {
+            let remedy = "raise `shape.receive`, `link` or `queue` of the receiver, give it more \
+                          CPU time, or send less";
+            return (why, remedy);
+        }
         (why, "give the receiver longer rings, more queues or more CPU time")
     }
 

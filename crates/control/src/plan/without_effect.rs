@@ -4,7 +4,7 @@
 //!   in their senders' rings for a time that the switch does not know. So the wait at the output
 //!   has no limit, and `queue.wait_us` is only for outputs that drop frames.
 //! - Without `link`, frames wait in the NIC or in the VMs' rings rather than at an output with
-//!   `queue.flows`.
+//!   `queue.flows`, or with weights that a fabric's controller sets.
 //! - The limits of `police` belong to the policies `bps` and `pps`. Under another policy, a port
 //!   with `police` sends without these limits.
 //! - `ceilings` of `wfq` limit tenants in queue 0, and not a tenant whose code point has another
@@ -25,6 +25,7 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         let texts = [
             wait(port),
             flows(port),
+            unpaced(port, config),
             police(port),
             ceiling(port, &config.tenants),
             inbound(port, &config.tenants),
@@ -114,6 +115,16 @@ fn flows(port: &Port) -> Option<String> {
     })
 }
 
+fn unpaced(port: &Port, config: &HostConfig) -> Option<String> {
+    let is_uplink = config.fabric.as_ref().is_some_and(|fabric| fabric.uplink == port.name);
+    let sets = config.switch.as_ref().is_some_and(|switch| switch.sets(&port.name, port.egress));
+    (port.link.is_none() && (is_uplink || sets)).then(|| {
+        "the weights of the fabric's controller have no effect while the port accepts frames, \
+         which then wait in the NIC or in rings; add `link`, the rate of the port's link"
+            .to_owned()
+    })
+}
+
 fn police(port: &Port) -> Option<String> {
     let police = port.police.as_ref()?;
     let policy = port.ingress_policy;
@@ -171,6 +182,20 @@ mod tests {
             ["port vm1: `queue.flows` has no effect while the port accepts frames, which then \
               wait in the NIC or in rings; add `link`, the rate of the port's link"]
         );
+    }
+
+    const FABRIC: &str = "[fabric]\ncontrollers = [\"10.0.0.1:7000\"]\nuplink = \"up\"";
+
+    #[test]
+    fn weights_of_a_controller_without_a_rate_are_warned_of() {
+        let up = "[[port]]\nname = \"up\"\ntap.interface = \"u\"\negress = \"wfq\"\n";
+        for section in [FABRIC, "[switch]"] {
+            let [text] = &warned(&format!("{up}{section}"))[..] else { panic!("one warning") };
+            let says = "port up: the weights of the fabric's controller have no effect while";
+            assert!(text.starts_with(says), "{text}");
+            assert_eq!(warned(&format!("{up}link = \"1G\"\n{section}")), Vec::<String>::new());
+        }
+        assert_eq!(warned(up), Vec::<String>::new());
     }
 
     #[test]
@@ -235,7 +260,7 @@ mod tests {
             ("", uplink.to_owned()),
             (&*format!("receive = {limit}"), String::new()),
             (&*format!("send = {limit}"), String::new()),
-            ("", "[fabric]\ncontrollers = [\"10.0.0.1:7000\"]\nuplink = \"up\"".to_owned()),
+            ("", format!("link = \"1G\"\n{FABRIC}")),
         ] {
             assert_eq!(vm(tenant, &port), nothing, "{tenant} {port}");
         }

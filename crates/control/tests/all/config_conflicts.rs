@@ -361,6 +361,25 @@ mac = "52:54:00:00:00:05"
 port = "up"
 #! 5:1: fdb 52:54:00:00:00:05: port "up" carries 11 networks; choose a network with `tenant` and
 #!   `vlan`, or correct these keys
+[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "vm1"
+tenant = "blue"
+#! 1:1: fdb 52:54:00:00:00:05: port "vm1" carries no network of tenant "blue"; choose a network
+#!   with `tenant` and `vlan`, or correct these keys
+[[tenant]]
+name = "green"
+vlans = [200]
+uplink_weight = 0
+[[port]]
+name = "up"
+vhost-user.socket = "/run/up.sock"
+trunk = [100, 200]
+[[fdb]]
+mac = "52:54:00:00:00:05"
+port = "up"
+tenant = "green"
+#! 4:17: tenant "green": `uplink_weight`: 0 is out of range; write 1 to 10000
 "#;
 
 #[test]
@@ -399,7 +418,7 @@ egress = "wfq"
 wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
 #! 7:33: port "vm3": 63 queues and 2 tenants with a ceiling are more than 64; remove some
 #!   ceilings, and limit these tenants with `send` of [[tenant]]
-#! 7:41: port "vm3": `wfq.ceilings.red` 1000 is out of range; write 8000 to 400000000000
+#! 7:41: port "vm3": `wfq.ceilings.red` 1k is out of range; write 8k to 400G
 #! 7:55: port "vm3": tenant "green" does not exist; name a [[tenant]] of this file
 "#;
 

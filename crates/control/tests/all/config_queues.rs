@@ -81,6 +81,27 @@ fn only_outputs_with_shares_have_flow_queues_within() {
     appended(FLOW_QUEUES_WITHIN);
 }
 
+const WRONG_TYPES: &str = r#"
+[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = true
+queue = { excess = 1, flows = 5 }
+wfq = { weights = 5, map = [8] }
+#! 5:10: port "up": `egress`: invalid type: boolean `true`; write one of fifo, fair-share, wfq,
+#!   fq-codel
+#! 6:20: port "up": `queue.excess`: not a text; write a text in quotes, as the reference lists it
+#! 6:31: port "up": `queue.flows`: invalid type: integer `5`; write true or false
+#! 7:19: port "up": `wfq.weights`: invalid type: integer `5`; write a list in brackets
+#! 7:28: port "up": `wfq.map`: invalid type: sequence; write a table in braces
+"#;
+
+#[test]
+fn a_value_of_a_wrong_type_is_told_what_to_write() {
+    appended(WRONG_TYPES);
+}
+
 const SHAPED: &str = r#"
 @red 100
 egress = "wfq"

@@ -249,8 +249,10 @@ impl AgentServer {
                         }
                     }
                     None => {
-                        let why = "the host began another session, or read no messages";
-                        break Some(Status::aborted(why));
+                        break Some(Status::aborted(format!(
+                            "host {host} began another session, or read no messages; if two \
+                             hosts have this name, rename one"
+                        )));
                     }
                 },
                 heard = from.message() => match heard {

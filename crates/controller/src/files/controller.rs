@@ -509,7 +509,9 @@ fn binding(
     let palette = match Palette::without(&reserved) {
         Ok(palette) => palette,
         Err(error) => {
-            wrong("reserved_code_points", error.to_string(), "reserve fewer");
+            let text = error.to_string();
+            let (problem, remedy) = text.split_once("; ").unwrap_or((&text, "reserve fewer"));
+            wrong("reserved_code_points", problem.to_owned(), remedy);
             return None;
         }
     };

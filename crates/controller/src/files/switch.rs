@@ -21,6 +21,8 @@ pub struct SwitchFile {
     pub canary: bool,
     /// Names of the interfaces through which the switch reaches each neighbour in the topology.
     pub interfaces: BTreeMap<NodeId, Vec<String>>,
+    /// Line and column of the table in the file.
+    pub place: (u32, u32),
 }
 
 /// A driver and the address of the switch that it configures.
@@ -324,6 +326,11 @@ fn switch(
         return None;
     };
     foreign_keys(object, table, report);
+    let wrong = |netns: &str| netns.is_empty() || (netns.contains('/') && !netns.starts_with('/'));
+    if table.netns.as_deref().is_some_and(wrong) {
+        let remedy = "write a name under /run/netns, or a path that begins with /";
+        report.at(object, "netns", "the value is not a network namespace", remedy);
+    }
     let driver = match table.driver {
         Driver::Sim => DriverFile::Sim,
         Driver::LinuxTc => DriverFile::LinuxTc { netns: table.netns.clone() },
@@ -332,7 +339,8 @@ fn switch(
         Driver::Gnmi => gnmi(object, table, folder, report)?,
     };
     let interfaces = interfaces(object, table, node, topology, report);
-    Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
+    let place = report.place(object);
+    Some((node, SwitchFile { driver, canary: table.canary, interfaces, place }))
 }
 
 /// Reports an error for each key that the switch's driver does not use.

@@ -54,6 +54,7 @@ mod silent_hosts;
 #[cfg(test)]
 mod stored_tests;
 mod unfinished;
+mod unplaced;
 
 pub use bindings::BindingToStore;
 pub use error::LeaderError;
@@ -110,6 +111,9 @@ pub struct Leader {
     few_queues: BTreeMap<NodeId, u8>,
     /// Number of intervals for which each connected host with tenants has sent no report.
     silent_hosts: BTreeMap<NodeId, u32>,
+    /// Number of consecutive intervals for which each host has reported traffic of tenants that
+    /// have no VM there by placement.
+    unplaced_hosts: BTreeMap<NodeId, u32>,
     /// True if tenants have arrived or moved since the leader last sent rate limits for the shared
     /// queue to the hosts.
     headroom_changed: bool,
@@ -154,6 +158,7 @@ impl Leader {
             complaints,
             few_queues: BTreeMap::new(),
             silent_hosts: BTreeMap::new(),
+            unplaced_hosts: BTreeMap::new(),
             headroom_changed: false,
         };
         let movers = match leader.load().await? {
@@ -189,11 +194,9 @@ impl Leader {
         // The records are restored in the order of arrival, because a tenant may refer to earlier
         // tenants.
         records.sort_by_key(|(created, _)| *created);
-        for (_, record) in records {
-            let name = record.spec.name.clone();
-            if let Err(problem) = self.fabric.restore(record) {
-                self.tell(Severity::Warning, "not-restored", &name, &problem.to_string());
-            }
+        let records = records.into_iter().map(|(_, record)| record).collect();
+        for (name, problem) in self.fabric.restore_all(records) {
+            self.tell(Severity::Warning, "not-restored", &name, &problem.to_string());
         }
         let out = self.store.list(OUT).await.map_err(LeaderError::Store)?;
         for entry in out.entries {
@@ -312,6 +315,7 @@ impl Leader {
                 self.mend().await;
             }
         }
+        self.tell_unplaced(usage);
         let usage = self.with_silent_hosts(usage);
         self.fabric.follow(&usage);
         let (observes, hold) = (self.mode == Mode::Observe, self.mode == Mode::Hold);

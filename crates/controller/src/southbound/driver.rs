@@ -15,6 +15,9 @@ use crate::Stamp;
 /// Value of [`Capabilities::classes`] for a switch on which code points select queues directly: the
 /// number of code points.
 pub const ONE_STEP: u8 = 64;
+/// Remedy if a fabric has more queues than a switch.
+pub(super) const FEWER_QUEUES: &str =
+    "lower `queues`, or raise `reserved_queues`, in the fabric's file";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {

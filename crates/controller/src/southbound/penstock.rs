@@ -26,7 +26,7 @@ use async_trait::async_trait;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Response, Status};
 
-use super::driver::summary;
+use super::driver::{FEWER_QUEUES, summary};
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, QueueCounters, SwitchDriver, SwitchState,
 };
@@ -106,7 +106,7 @@ impl PenstockSwitch {
                 switch: name.to_owned(),
                 what: format!("{queues} queues"),
                 limit: format!("2 to {QUEUES_MAX} queues"),
-                remedy: "change `queues` of the topology".to_owned(),
+                remedy: FEWER_QUEUES.to_owned(),
             });
         }
         let ports = ports.iter().map(|port| port.name.clone()).collect();

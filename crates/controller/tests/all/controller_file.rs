@@ -148,6 +148,13 @@ fn keys_of_another_driver_are_mistakes() {
         ]
     );
     assert_eq!(folder.mistakes("driver = \"sim\"\nnetns = \"x\"\n").len(), 1);
+    for netns in ["", "run/netns/a"] {
+        let wrong = folder.mistakes(&format!("driver = \"linux-tc\"\nnetns = {netns:?}\n"));
+        assert!(
+            wrong[0].contains("the value is not a network namespace; write a name"),
+            "{wrong:?}"
+        );
+    }
     let unknown = folder.mistakes("driver = \"gnmy\"\n");
     assert!(unknown[0].contains("\"gnmy\" is unknown; write sim, linux-tc"), "{unknown:?}");
 }
@@ -312,6 +319,10 @@ fn settings_without_an_effect_are_mistakes() {
         let errors = with_head(&folder, &text).map(|_| ()).unwrap_err();
         assert!(errors.len() == 1 && errors[0].contains(says), "{text}: {errors:?}");
     }
+    let high = format!("{store}[binding]\nreserved_code_points = [64]\n");
+    let high = with_head(&folder, &high).map(|_| ()).unwrap_err();
+    let says = "[binding]: code point 64 has more than six bits; write 1 to 63";
+    assert!(high.len() == 1 && high[0].ends_with(says), "{high:?}");
     let twice = HEAD.replace("[\"b\"]", "[\"a\"]");
     fs::write(folder.0.join("controller.toml"), format!("{twice}driver = \"linux-tc\"\n")).unwrap();
     let error = load_controller(&folder.0.join("controller.toml")).unwrap_err().to_string();

@@ -6,15 +6,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_controller::intent::Mode as ControlMode;
-use penstock_controller::leader::{Leader, LeaderError};
+use penstock_controller::fabric_state::Used;
+use penstock_controller::intent::{LEADER, Mode as ControlMode};
+use penstock_controller::leader::{Leader, LeaderError, Settings};
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
 use penstock_testing::{TempDir, temp_dir};
+use penstock_units::BitsPerSecond;
 use proptest::prelude::*;
 
-use crate::world::{World, five, interval, store, tenant, usage, within};
+use crate::world::{World, fabric, five, interval, store, tenant, usage, within};
 
 fn has_queue(world: &World) -> Vec<String> {
     let marked = |(name, marks): (String, BTreeSet<u8>)| {
@@ -80,6 +82,44 @@ async fn a_connected_host_without_reports_keeps_scores_up_for_some_intervals_onl
     assert_eq!(seen(&leader), (busy / 4, 1));
     interval(&mut leader, &[]).await;
     assert_eq!(seen(&leader), (busy / 8, 2), "the host reports again");
+}
+
+#[tokio::test]
+async fn lasting_traffic_of_tenants_that_were_not_placed_is_reported_once() {
+    let folder = temp_dir();
+    let world = World::new(Mode::StaticMap);
+    let (mut leader, _) = world.leader(store(&folder).await, "one").await;
+    leader.add(within("a", "rack-0", 2, 10)).await.unwrap();
+    let slot = leader.fabric().slot("a").unwrap();
+    let here = leader.fabric().servers_of(slot).next().unwrap();
+    let elsewhere = leader.fabric().topology().find("server-9").unwrap();
+    let used = |tenant: &str, rate| {
+        let (sent, received) = (BitsPerSecond(rate), BitsPerSecond(0));
+        Used { tenant: tenant.to_owned(), sent, received }
+    };
+    let mut usage = usage(leader.fabric(), &[("a", 9)]);
+    usage.get_mut(&here).unwrap().push(used("idle", 0));
+    usage.insert(elsewhere, vec![used("a", 8), used("unknown", 8)]);
+    let told = |leader: &Leader| {
+        let events = leader.events().iter().filter(|event| event.kind == "unplaced");
+        events.map(|event| (event.subject.clone(), event.text.clone())).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        leader.interval(&usage).await.unwrap();
+    }
+    assert!(told(&leader).is_empty(), "{:?}", told(&leader));
+    let unheard = usage.remove(&elsewhere).unwrap();
+    leader.interval(&usage).await.unwrap();
+    usage.insert(elsewhere, unheard);
+    for _ in 0..3 {
+        leader.interval(&usage).await.unwrap();
+    }
+    let (subject, text) = told(&leader).pop().unwrap();
+    assert_eq!((told(&leader).len(), subject.as_str()), (1, "server-9"), "{text}");
+    assert!(text.contains("share queue 0 without a limit: \"a\"; \"unknown\"; add"), "{text}");
+    usage.insert(elsewhere, Vec::new());
+    leader.interval(&usage).await.unwrap();
+    assert_eq!(told(&leader).len(), 2, "{:?}", told(&leader));
 }
 
 #[tokio::test]
@@ -254,6 +294,31 @@ async fn a_restart_finds_tenants_places_and_queues() {
     let drained = leader.fabric().topology().find("server-9").unwrap();
     let service = leader.fabric().datacenter().ledger().service(drained);
     assert_eq!(service, Service::Drained);
+}
+
+#[tokio::test]
+async fn tenants_stay_on_nodes_that_the_file_takes_out_of_service() {
+    let folder = temp_dir();
+    let world = World::new(Mode::PerPortMap);
+    let store = store(&folder).await;
+    let (mut old, lease) = five(&world, &store).await;
+    interval(&mut old, &BUSY).await;
+    let marks = has_queue(&world);
+    store.revoke(lease).await.unwrap();
+    let lease = store.lease(Duration::from_secs(10)).await.unwrap();
+    let leadership = store.campaign(LEADER, "two", lease).await.unwrap();
+    let mut file = fabric(world.mode, 2);
+    for node in ["server-9", "rack-0"] {
+        file.set_service(node, Service::Drained, false).unwrap();
+    }
+    let settings = Settings::default();
+    let new = Leader::take_over(file, world.crew(), store, leadership, settings).await.unwrap();
+    let names: Vec<&str> = new.fabric().tenants().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    assert_eq!(has_queue(&world), marks);
+    let ledger = new.fabric().datacenter().ledger();
+    let drained = new.fabric().topology().find("server-9").unwrap();
+    assert_eq!(ledger.service(drained), Service::Drained);
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ pub struct Move {
 #[non_exhaustive]
 pub enum ChangeError {
     /// The tenant or the class of VMs does not exist.
-    #[error("tenant {} has no class {class} of VMs; name an existing class", .tenant.0)]
+    #[error("there is no class {class} of VMs; name an existing class")]
     Unknown {
         /// Tenant slot that the caller passed to [`Datacenter::grow`].
         tenant: TenantSlot,

@@ -2,10 +2,12 @@
 //! decisions. The crew is the set of switches and hosts that carry out the controller's decisions.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use penstock_control::config::{ConfigError, ConfigErrors};
 use penstock_controller::agents::Registry;
 use penstock_controller::carry_out::{Crew, Interface, Switch};
 use penstock_controller::fabric_state::Fabric;
@@ -30,17 +32,41 @@ pub struct Maker {
 }
 
 impl Maker {
-    /// Creates the drivers of all switches.
+    /// Creates the drivers of all switches of the file `path`.
     ///
     /// # Errors
-    /// Returns an error if the settings of a switch do not fit its driver.
-    pub fn new(file: Arc<ControllerFile>, hosts: Arc<Registry>) -> Result<Self> {
-        let empty = fabric(&file)?;
-        let mut drivers = BTreeMap::new();
+    /// Returns all mistakes of switches whose settings do not fit their drivers.
+    pub fn new(
+        file: Arc<ControllerFile>,
+        hosts: Arc<Registry>,
+        path: &Path,
+    ) -> Result<Self, ConfigErrors> {
+        let mistake = |object: String, (line, column), text: &str| {
+            let (problem, remedy) =
+                text.rsplit_once("; ").unwrap_or((text, "see docs/reference/southbound.md"));
+            let (problem, remedy) = (problem.to_owned(), remedy.to_owned());
+            ConfigError { file: path.display().to_string(), line, column, object, problem, remedy }
+        };
+        let empty = fabric(&file).map_err(|error| {
+            ConfigErrors(vec![mistake("file".to_owned(), (0, 0), &format!("{error:#}"))])
+        })?;
+        let (mut drivers, mut mistakes) = (BTreeMap::new(), Vec::new());
         for (node, switch) in &file.switches {
-            drivers.insert(*node, driver(&file, &empty, *node, switch)?);
+            match driver(&file, &empty, *node, switch) {
+                Ok(driver) => drop(drivers.insert(*node, driver)),
+                Err(error) => {
+                    let name = empty.topology().name(*node).to_string();
+                    let text = format!("{error:#}");
+                    let text = text.strip_prefix(&format!("switch {name}: ")).unwrap_or(&text);
+                    mistakes.push(mistake(format!("switch {name:?}"), switch.place, text));
+                }
+            }
         }
-        Ok(Self { file, hosts, drivers })
+        if mistakes.is_empty() {
+            return Ok(Self { file, hosts, drivers });
+        }
+        mistakes.sort_by_key(|mistake| mistake.line);
+        Err(ConfigErrors(mistakes))
     }
 
     /// Returns the drivers of all switches.

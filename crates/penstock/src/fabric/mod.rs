@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use penstock_control::config::ConfigErrors;
 use penstock_controller::agents::{
     self, AgentServer, Identity, Limits, PemFiles, Registry, ServerTls,
 };
@@ -34,6 +35,7 @@ use penstock_controller::service::{Controller, Operator, Setup};
 use penstock_controller::store::{Embedded, Etcd, EtcdConfig, Store};
 use penstock_controller::wire::OPERATOR_BYTES_MAX;
 use penstock_controller::wire::v1::operator_service_server::OperatorServiceServer;
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
@@ -42,6 +44,9 @@ use tonic::transport::Server;
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier, socket};
 use crate::grpc;
+use crate::table::counted_items;
+use crate::verbs::host::mistakes;
+use crate::verbs::{print, print_json};
 use etcd_files::EtcdFiles;
 
 /// Interval between two checks of the certificate files.
@@ -49,19 +54,62 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Longest time between a signal and the end of the controller.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
+/// A controller's file without mistakes, and the hosts and switches of its fabric.
+struct Checked {
+    file: Arc<ControllerFile>,
+    hosts: Arc<Registry>,
+    crew: crew::Maker,
+}
+
+/// Reads a controller's file, and creates the drivers of its switches. Sends nothing to a switch.
+fn load(path: &Path) -> Result<Checked, ConfigErrors> {
+    let file = Arc::new(load_controller(path)?);
+    let hosts = Arc::new(Registry::new(Box::new(file.fabric.topology.clone())));
+    let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts), path)?;
+    Ok(Checked { file, hosts, crew })
+}
+
+/// Checks a controller's file, its datacenter's file, and the settings of its switches. Exit 1 if
+/// there is a mistake.
+///
+/// # Errors
+/// Returns an error if standard output cannot be written.
+pub fn check(path: &Path, as_json: bool) -> Result<ExitCode> {
+    let checked = load(path);
+    if as_json {
+        let errors = checked.as_ref().err().map_or(&[][..], |errors| errors.0.as_slice());
+        print_json(&json!({ "ok": errors.is_empty(), "errors": errors }))?;
+    }
+    match &checked {
+        Ok(_) if as_json => {}
+        Ok(Checked { file, .. }) => {
+            let servers = counted_items(file.fabric.topology.servers(), "server");
+            let switches = counted_items(file.switches.len(), "switch");
+            print(&format!("{}: valid ({servers}, {switches})\n", path.display()))?;
+        }
+        Err(_) if as_json => return Ok(ExitCode::FAILURE),
+        Err(errors) => {
+            eprint!("{}", mistakes(errors));
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Runs the controller until a signal ends it.
 ///
 /// # Errors
 /// Returns an error if the configuration file is wrong, an address is taken, or the store cannot be
 /// opened.
 pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
-    let file = match load_controller(&args.config) {
-        Ok(file) => file,
+    let checked = match load(&args.config) {
+        Ok(checked) => checked,
         Err(errors) => {
-            eprint!("{}", crate::verbs::host::mistakes(&errors));
+            eprint!("{}", mistakes(&errors));
             return Ok(ExitCode::FAILURE);
         }
     };
+    let file = Arc::clone(&checked.file);
     logs::install(args.log_format, &args.log)?;
     if let Some(folder) = file.socket.parent() {
         std::fs::create_dir_all(folder)
@@ -77,7 +125,7 @@ pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("runtime cannot start")?;
-    let served = runtime.block_on(serve(file, args.observe, operators, agents, page));
+    let served = runtime.block_on(serve(checked, args.observe, operators, agents, page));
     let served = served.with_context(|| args.config.display().to_string());
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
@@ -128,7 +176,7 @@ fn tls(files: &TlsFiles) -> Result<ServerTls> {
 }
 
 async fn serve(
-    file: ControllerFile,
+    Checked { file, hosts, crew }: Checked,
     observes: bool,
     operators: std::os::unix::net::UnixListener,
     agents: Option<TcpListener>,
@@ -141,12 +189,8 @@ async fn serve(
     if observes {
         begin_observing(&*store).await.context("--observe")?;
     }
-    let hosts = Arc::new(Registry::new(Box::new(file.fabric.topology.clone())));
     let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
     let per_certificate = file.connections_per_certificate;
-    let file = Arc::new(file);
-    // This reports errors of the settings now and not at the first election.
-    let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
     let asks = tokio::spawn(crew::ask(crew.drivers(), file.binding.queues));
     let controller = Controller::new(Setup {
         name: file.name.clone(),

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use penstock_testing::temp_dir;
+
 fn example(name: &str) -> String {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     root.join(name).display().to_string()
@@ -138,4 +140,45 @@ fn a_wrong_file_is_told_by_line_and_nothing_is_printed() {
     let out = on_examples("what-if", &["--usage", &record.display().to_string()]);
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(!out.status.success() && text.contains("usage.csv:2: `NaN`"), "{text}");
+}
+
+#[test]
+fn a_check_names_each_switch_that_does_not_fit_its_driver_by_line() {
+    let out = controller(&["check", "--config", &example("controller.toml")]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{text}");
+    assert!(text.ends_with("controller.toml: valid (10 servers, 3 switches)\n"), "{text}");
+
+    let folder = temp_dir();
+    let tier = "[[tier]]\nfan_out = 2\nrate = \"10G\"\n";
+    let topology = format!("[fabric]\nqueues = 8\n\n[servers]\nslots = 4\n\n{tier}{tier}");
+    fs::write(folder.join("fabric.toml"), topology).unwrap();
+    let file = folder.join("controller.toml");
+    let switch = |name: &str, keys: &str| format!("[[switch]]\nname = {name:?}\n{keys}\n");
+    let sonic = "driver = \"sonic-configdb\"\naddress = \"redis://h:6379\"\n\
+                 interfaces = { server-0 = [\"a\"], server-1 = [\"b\"], core-0 = [\"c\"] }";
+    let gnmi = "driver = \"gnmi\"\naddress = \"h:9339\"\n\
+                interfaces = { server-2 = [\"a\"], server-3 = [\"b\"], core-0 = [\"c\"] }";
+    let head = "[controller]\ntopology = \"fabric.toml\"\nsocket = \"/nowhere/c.sock\"\n\n\
+                [store]\npath = \"s\"\n\n[binding]\nmap = \"per-egress-map\"\n\n";
+    let core = switch("core-0", "driver = \"sim\"");
+    let text = [head, &core, &switch("rack-1", gnmi), &switch("rack-0", sonic)].concat();
+    fs::write(&file, text).unwrap();
+    let config = file.display().to_string();
+    let says = format!(
+        "{config}:14:1: switch \"rack-1\": gNMI has one map for all ports; write `map = \
+         \"static-map\"`\n{config}:19:1: switch \"rack-0\": SONiC maps DSCPs at the ingress port; \
+         write `map = \"per-port-map\"` or \"static-map\"\n\
+         penstock: 2 mistakes in the configuration\n"
+    );
+    for args in [["check", "--config", &config], ["run", "--config", &config]] {
+        let out = controller(&args);
+        assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{args:?}");
+        assert_eq!(String::from_utf8(out.stderr).unwrap(), says, "{args:?}");
+    }
+    let out = controller(&["check", "--config", &config, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((out.status.code(), json["ok"].as_bool()), (Some(1), Some(false)));
+    assert_eq!((&json["errors"][0]["line"], &json["errors"][1]["line"]), (&14.into(), &19.into()));
+    assert!(!folder.join("s").exists(), "nothing may use the store");
 }

@@ -100,7 +100,7 @@ fn what_a_vm_receives_is_delayed_and_more_is_dropped_before_it_is_copied() {
 fn what_may_come_for_a_vm_is_set_live_and_its_delays_are_told() {
     let Some(bed) = Bed::start(CAPACITY, true) else { return };
     let refused = bed.daemon.ask(r#"port set sink receive={burst=9000}"#).fails();
-    assert!(refused.contains("has no rate; add `rate` or `pps`"), "{refused}");
+    assert!(refused.contains("`receive.burst` needs `rate`; add `rate`, or remove"), "{refused}");
     bed.set(r#"sink receive={pps="500",frames=32}"#);
     await_true("frames above the limit", || bed.dropped("vm2").contains_key("receive-limit"));
     let (began, before) = (Instant::now(), bed.count("sink", "tx_frames"));

@@ -45,12 +45,18 @@ fn check_entry(
     let carried = world.networks.of_port(port);
     let tenant = entry.tenant.as_deref().map(|name| world.networks.tenant(name));
     let network = entry.network(&carried, tenant);
-    if network.is_none() && !carried.is_empty() {
-        let problem = match entry.vlan {
-            Some(vlan) => {
+    // A tenant that could not be read may own a network of the port.
+    let all_read = world.tenants.values().all(Option::is_some);
+    if network.is_none() && !carried.is_empty() && all_read {
+        let of = |tenant| carried.iter().any(|network| network.tenant == tenant);
+        let problem = match (entry.vlan, &entry.tenant) {
+            (Some(vlan), _) => {
                 format!("port {:?} does not carry VLAN {vlan} of the address's tenant", port.name)
             }
-            None => format!("port {:?} carries {} networks", port.name, carried.len()),
+            (None, Some(name)) if !world.networks.tenant(name).is_some_and(of) => {
+                format!("port {:?} carries no network of tenant {name:?}", port.name)
+            }
+            (None, _) => format!("port {:?} carries {} networks", port.name, carried.len()),
         };
         let remedy = "choose a network with `tenant` and `vlan`, or correct these keys";
         report.at(object, "vlan", problem, remedy);

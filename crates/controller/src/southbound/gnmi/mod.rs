@@ -79,7 +79,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-use super::driver::summary;
+use super::driver::{FEWER_QUEUES, summary};
 use super::step::agree;
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
@@ -232,7 +232,7 @@ impl GnmiSwitch {
         };
         if !(2..=QUEUES_MAX).contains(&settings.queues) {
             let limit = format!("2 to {QUEUES_MAX} queues");
-            return beyond(format!("{} queues", settings.queues), limit, "change its settings");
+            return beyond(format!("{} queues", settings.queues), limit, FEWER_QUEUES);
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
         let is_name =

@@ -74,6 +74,7 @@ pub use kernel::{Hold, Kernel, KernelError, Message, Request};
 pub use netns::Netns;
 pub use settings::Settings;
 
+use super::driver::FEWER_QUEUES;
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
     SwitchState, step,
@@ -133,14 +134,14 @@ impl TcSwitch {
         kernel: Arc<dyn Kernel>,
     ) -> Result<Self, DriverError> {
         let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, kernel };
-        let (queues, quantum) = (2..=QUEUES_MAX, 1..=QUANTUM_MAX);
-        if !queues.contains(&settings.queues) || !quantum.contains(&settings.quantum) {
-            let what = format!("{} queues, quantum {}", settings.queues, settings.quantum);
-            let limit = format!(
-                "the driver needs 2 to {QUEUES_MAX} queues and a quantum of 1 to {QUANTUM_MAX} \
-                 bytes"
-            );
-            return Err(this.beyond(what, limit, "change the switch's settings"));
+        if !(2..=QUEUES_MAX).contains(&settings.queues) {
+            let what = format!("{} queues", settings.queues);
+            return Err(this.beyond(what, format!("2 to {QUEUES_MAX} queues"), FEWER_QUEUES));
+        }
+        if !(1..=QUANTUM_MAX).contains(&settings.quantum) {
+            let what = format!("a quantum of {} bytes", settings.quantum);
+            let limit = format!("1 to {QUANTUM_MAX} bytes");
+            return Err(this.beyond(what, limit, "change the quantum"));
         }
         let mut names = BTreeSet::new();
         for PortInfo { name, rate } in ports {

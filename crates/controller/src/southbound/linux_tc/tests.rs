@@ -267,6 +267,12 @@ fn ports_and_settings_that_the_kernel_cannot_have_are_refused() {
     ] {
         assert!(made(&[port("e0")], settings).is_err(), "{settings:?}");
     }
+    let many = made(&[port("e0")], Settings { queues: 17, ..good }).unwrap_err().to_string();
+    assert_eq!(
+        many,
+        "switch leaf1: 17 queues is not supported: 2 to 16 queues; lower `queues`, or raise \
+         `reserved_queues`, in the fabric's file"
+    );
     let still = PortInfo { name: "e0".into(), rate: BitsPerSecond(0) };
     assert!(made(&[still], good).is_err());
 }

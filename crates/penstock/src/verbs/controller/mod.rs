@@ -32,6 +32,7 @@ pub fn run(args: &ControllerArgs) -> Result<ExitCode> {
     match &args.command {
         ControllerCommand::Plan(args) => plan::run(args, json),
         ControllerCommand::WhatIf(args) => what_if::run(args, json),
+        ControllerCommand::Check { config } => crate::fabric::check(config, json),
         ControllerCommand::Run(args) => crate::fabric::run(args),
         ControllerCommand::Ask(command) => {
             let socket = args.socket.as_deref().unwrap_or(Path::new(DEFAULT_CONTROLLER));

@@ -226,6 +226,7 @@ impl Net {
             {
                 host.tokens -= FRAME_BITS;
                 crossed[receiver] += FRAME_BITS;
+                self.receivers[receiver].table.arrived(VM, FRAME.bytes);
             }
         }
         if self.ms.is_multiple_of(PERIOD_MS) {

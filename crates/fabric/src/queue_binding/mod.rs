@@ -63,6 +63,10 @@ use transition::Movers;
 pub const QUEUES_MAX: u8 = 64;
 /// Maximum sending limit of a tenant in the shared queue, in thousandths of the tenant's guarantee.
 pub const HEADROOM_MAX: u32 = 100_000;
+/// Part of queue 0's bandwidth, in thousandths, that its tenants may use together. The rest is for
+/// frames that hosts send on their own, such as questions about pairs. If queue 0 were full, its
+/// tenants would share it like TCP flows, by their numbers of connections.
+const USED_PERMILLE: u128 = 960;
 
 /// Rule by which switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,8 +348,8 @@ impl Binding {
 
     /// Returns the sending limit of a tenant that shares queue 0 on `links`. The sending limit is
     /// in thousandths of the tenant's guarantee, 1000 to [`HEADROOM_MAX`]. A port permits the
-    /// bandwidth that the weight of queue 0 yields, divided by the reservations in queue 0. The
-    /// tenant's limit is the smallest permitted value of all its ports.
+    /// bandwidth that the weight of queue 0 yields, less a twenty-fifth, divided by the reservations
+    /// in queue 0. The tenant's limit is the smallest permitted value of all its ports.
     #[must_use]
     pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
         let queues = usize::from(self.settings.queues);
@@ -353,7 +357,8 @@ impl Binding {
             let reserved = *self.reserved.get(index(port) * queues)?;
             let weights = &self.weights(port)?.weights;
             let (own, all) = (weights.first()?, weights.iter().map(|w| u128::from(*w)).sum());
-            let given = 1_000 * u128::from(self.rate(topology, port.link)) * u128::from(*own);
+            let given =
+                USED_PERMILLE * u128::from(self.rate(topology, port.link)) * u128::from(*own);
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
             Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
         };

@@ -419,6 +419,20 @@ fn reservations_between_passes_are_those_that_the_next_pass_finds() {
     }
 }
 
+/// 11 or 13 of the tenants share queue 0, which has 10 of 17 or 13 of 20 parts of the link.
+#[test]
+fn the_limits_of_the_tenants_in_queue_0_leave_a_part_of_it_to_hosts() {
+    for (tenants, limit) in [(18, 1_026), (20, 1_000)] {
+        let datacenter = meeting(tenants);
+        let settings = Settings { queues: 8, ..Settings::new(Mode::StaticMap) };
+        let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
+        let scores: Vec<u64> = (0..tenants.into()).map(|tenant| 100 - tenant).collect();
+        binding.pass(datacenter.topology(), &candidates(&datacenter, &scores));
+        let links = links_of(&datacenter, TenantSlot(tenants - 1));
+        assert_eq!(binding.headroom_permille(datacenter.topology(), &links), limit);
+    }
+}
+
 #[test]
 fn a_retired_slot_is_not_reused_before_it_is_free() {
     let mut datacenter = meeting(3);

@@ -42,7 +42,8 @@
 //!   often, they would take several percent of what the slow pairs of a tenant may send. A new pair
 //!   asks more often, because many pairs may begin at the same time.
 //! - A pair whose limit is not in force asks a quarter as often. Its questions and answers have no
-//!   code point, so they take bandwidth from the tenants in the shared queue.
+//!   code point, so they take bandwidth from the tenants in the shared queue. When the limits of a
+//!   tenant come into force, its pairs ask like new pairs.
 //! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
 //!   one and a half times the time between its questions, as without demand.
 //!
@@ -71,7 +72,7 @@
 //!
 //! A period costs O(n log n) time for n pairs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -178,7 +179,7 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
-    /// Periods since the pair began.
+    /// Periods since the pair began, or since its limit came into force.
     age: u32,
     flows: FlowCount,
 }
@@ -207,6 +208,8 @@ pub struct HosePairs {
     senders: BTreeMap<PairId, Sender>,
     receivers: BTreeMap<PairId, Receiver>,
     arrivals: Arrivals,
+    /// Tenants whose limits were in force in the last period.
+    held: BTreeSet<u16>,
 }
 
 /// Divides the rate `hose` among pairs with the demands and weights `wants`. Stores the part of
@@ -237,7 +240,12 @@ impl HosePairs {
     /// Creates the state of a host without pairs.
     #[must_use]
     pub const fn new() -> Self {
-        Self { senders: BTreeMap::new(), receivers: BTreeMap::new(), arrivals: Arrivals::new() }
+        Self {
+            senders: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            arrivals: Arrivals::new(),
+            held: BTreeSet::new(),
+        }
     }
 
     /// Takes the totals of bytes on a link that arrived for each VM until the time `now`, before a
@@ -261,10 +269,24 @@ impl HosePairs {
         received: &[ReceivedPair],
     ) -> HoseLimits {
         let mut limits = HoseLimits::default();
+        self.begin_limits(members);
         self.take_sent(now, members, sent, &mut limits);
         self.limit_senders(members, &mut limits);
         self.divide_receiving(members, received, &mut limits);
         limits
+    }
+
+    /// Lets the pairs of tenants whose limits come into force ask like new pairs. Until they did,
+    /// their receivers count them as pairs with demand.
+    fn begin_limits(&mut self, members: &BTreeMap<u16, Member>) {
+        let held = members.values().filter(|member| member.is_held).map(|member| member.tenant);
+        let before = std::mem::replace(&mut self.held, held.collect());
+        let begins =
+            |vm: &u16| members.get(vm).is_some_and(|of| of.is_held && !before.contains(&of.tenant));
+        let senders = self.senders.iter_mut().filter(|(id, _)| begins(&id.vm));
+        senders.for_each(|(_, sender)| sender.age = 0);
+        let receivers = self.receivers.iter_mut().filter(|(id, _)| begins(&id.vm));
+        receivers.for_each(|(_, receiver)| receiver.quiet = 0);
     }
 
     /// Updates the pairs with their sender on this host from their counters and answers.
@@ -511,5 +533,23 @@ mod tests {
         let quiet = |rate| quiet_periods(BitsPerSecond(rate), true);
         assert_eq!([0, 288_000, 5_000_000].map(quiet), [36, 15, QUIET_PERIODS]);
         assert!(quiet_periods(BitsPerSecond(0), false) < END_PERIODS);
+    }
+
+    #[test]
+    fn pairs_ask_often_when_they_begin_and_when_their_limits_come_into_force() {
+        let hose = Hose { send: BitsPerSecond(100_000), receive: BitsPerSecond(100_000) };
+        let id = PairId { vm: 1, peer: 2, epoch: 1 };
+        let mut sent = SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None, flows: 0 };
+        let mut pairs = HosePairs::new();
+        let mut asks_every = |number: u64, is_held| {
+            sent.bytes += 1_500;
+            let members = [(1, Member { tenant: 7, hose, is_held })].into();
+            let limits = pairs.period_ends(Nanos(PERIOD.0 * number), &members, &[sent], &[]);
+            limits.send[0].ask_every.0 / 1_000_000
+        };
+        let every: Vec<u64> = (1..=60).map(|number| asks_every(number, false)).collect();
+        assert_eq!([every[0], every[5], every[59]], [100, 300, 2_400]);
+        assert_eq!([61, 62, 63].map(|number| asks_every(number, true)), [100, 100, 150]);
+        assert_eq!((64..=100).map(|number| asks_every(number, true)).last(), Some(1_200));
     }
 }

@@ -43,7 +43,7 @@ pub const WEIGHT_MAX: u32 = 100;
 const ENOUGH_PPM: u32 = 999_000;
 /// Headroom at which the search for weights ends: a link's bandwidth for a queue over the queue's
 /// reservation, in millionths.
-const ROOM_PPM: u64 = 1_050_000;
+const ROOM_PPM: u64 = 1_500_000;
 /// Part of the headroom of exact weights, in thousandths, at which the search for weights ends.
 const NEAR_PERMILLE: u64 = 999;
 /// Largest weight for which the search goes on although the weights have no error.

@@ -37,7 +37,7 @@
 //!   host probably does not answer. If answers stop, the last part is in force for
 //!   [`SILENT_PERIODS`], because a full network also loses answers.
 //! - While more than the guarantee arrives, less than the guarantee is divided, and while less
-//!   arrives, up to 1.1 times as much ([`Arrivals`]).
+//!   arrives, up to 1.02 times as much ([`Arrivals`]).
 //! - A question and its answer take a hundredth of the pair's part of its sender's guarantee. More
 //!   often, they would take several percent of what the slow pairs of a tenant may send. A new pair
 //!   asks more often, because many pairs may begin at the same time.

@@ -70,6 +70,8 @@ struct Net {
     sums: Vec<u64>,
     /// Limit of a new pair of each sender.
     firsts: Vec<BitsPerSecond>,
+    /// Bytes that arrived at each receiver.
+    totals: Vec<u64>,
     periods: u64,
 }
 
@@ -92,6 +94,7 @@ impl Net {
             sketches: vec![1; senders],
             sums: vec![2 * send; senders],
             firsts: vec![BitsPerSecond(send / 2); senders],
+            totals: vec![0; receivers],
             periods: 0,
         }
     }
@@ -120,6 +123,9 @@ impl Net {
         let members: BTreeMap<u16, Member> =
             [(VM, Member { tenant: 0, hose: self.hose, is_held: true })].into();
         for receiver in 0..self.receivers.len() {
+            self.totals[receiver] += arrived[receiver] / 8;
+            let total = [(VM, self.totals[receiver])].into_iter();
+            self.receivers[receiver].arrived(now, &members, total);
             self.divide(receiver, now, &members);
         }
         for sender in 0..self.senders.len() {

@@ -3,8 +3,8 @@
 //! # Approach
 //!
 //! Two tenants send TCP with one and with 32 flows, from programs whose kernel makes large segments
-//! (TSO). Two tenants send 64-byte frames with one and with 32 flows. The same traffic crosses a
-//! Penstock switch or a queueing discipline of the kernel ([`Road`]).
+//! (TSO). Two tenants send 64-byte frames with one and with 32 flows, twice as many as are due. The
+//! same traffic crosses a Penstock switch or a queueing discipline of the kernel ([`Road`]).
 //!
 //! What arrives is counted by the receiving kernel: payload bytes of each TCP connection (`ss`),
 //! and datagrams that a full socket buffer dropped (`/proc/net/udp`). No program reads the
@@ -27,6 +27,9 @@ pub(super) const TENANTS: usize = 4;
 /// Rate of the shared link in bits per second, preamble and gap included. A single core carries all
 /// senders, endpoints and receivers. At 40 Mbit/s, 64-byte frames of namespaces took all of it.
 pub(super) const LINK: u32 = 20_000_000;
+/// Rate of a flood over the rate that is due to its tenant. A flood without a rate takes the time
+/// of the core from the TCP programs, whose tenants then want less than is due to them.
+const DEMAND: f64 = 2.0;
 /// Port of the first tenant's TCP server. The next tenants have the next ports.
 const SERVER: u16 = 5_300;
 /// UDP port to which the first tenant's datagrams go.
@@ -129,7 +132,7 @@ impl Traffic {
                 to: vec![SocketAddrV4::new(road.address(tenant), DATAGRAMS + number)],
                 flows,
                 first_port: 20_000 + 5_000 * number + u16::try_from(rng.below(4_000))?,
-                per_second: None,
+                per_second: Some(flood_rate(tenant)),
             };
             floods.push(Flood::start(road.source(tenant)?, bed.generator_core(), stream)?);
         }
@@ -163,6 +166,12 @@ impl Traffic {
         }
         Ok(all)
     }
+}
+
+/// Returns the frames per second of a tenant's flood.
+fn flood_rate(tenant: usize) -> f64 {
+    let part = f64::from(WEIGHTS[tenant]) / f64::from(WEIGHTS.iter().sum::<u32>());
+    DEMAND * part * f64::from(LINK) / (8.0 * SMALL_WIRE)
 }
 
 fn tcp(road: &mut dyn Road, tenant: usize, flows: u16, secs: f64) -> anyhow::Result<()> {
@@ -226,6 +235,12 @@ mod tests {
             let all = kinds(0);
             assert!(all.iter().all(|kind| of.contains(kind)), "{of:?}");
         }
+    }
+
+    #[test]
+    fn a_flood_wants_twice_what_is_due() {
+        let due = f64::from(LINK) * 7.0 / 12.0 / 672.0;
+        assert!((flood_rate(3) / due - 2.0).abs() < 1e-9);
     }
 
     #[test]

@@ -348,8 +348,9 @@ impl Binding {
 
     /// Returns the sending limit of a tenant that shares queue 0 on `links`. The sending limit is
     /// in thousandths of the tenant's guarantee, 1000 to [`HEADROOM_MAX`]. A port permits the
-    /// bandwidth that the weight of queue 0 yields, less a twenty-fifth, divided by the reservations
-    /// in queue 0. The tenant's limit is the smallest permitted value of all its ports.
+    /// bandwidth that the weight of queue 0 yields, less a twenty-fifth, divided by the
+    /// reservations in queue 0. The tenant's limit is the smallest permitted value of all its
+    /// ports.
     #[must_use]
     pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
         let queues = usize::from(self.settings.queues);

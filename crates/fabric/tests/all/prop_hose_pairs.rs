@@ -122,8 +122,8 @@ impl Net {
         let now = Nanos(PERIOD.0 * self.periods);
         let members: BTreeMap<u16, Member> =
             [(VM, Member { tenant: 0, hose: self.hose, is_held: true })].into();
-        for receiver in 0..self.receivers.len() {
-            self.totals[receiver] += arrived[receiver] / 8;
+        for (receiver, bits) in arrived.iter().enumerate() {
+            self.totals[receiver] += bits / 8;
             let total = [(VM, self.totals[receiver])].into_iter();
             self.receivers[receiver].arrived(now, &members, total);
             self.divide(receiver, now, &members);

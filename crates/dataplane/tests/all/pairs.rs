@@ -507,8 +507,8 @@ fn a_table_for_guarantees_tells_the_flows_of_a_pair_apart() {
     bed.assert_sums();
 }
 
-#[test]
-fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() {
+/// Returns a bed in which 23 frames of the VM wait for the limit of their pair.
+fn with_waiting_frames() -> Bed {
     let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
     let most = BitsPerSecond(400_000 * MBIT);
     bed.table.limit(1, VmRates { default: most, send: most, receive: most });
@@ -517,6 +517,12 @@ fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() 
     bed.set_rate(MBIT);
     bed.pass(VM, &vec![data(NEAR, FAR); 40]);
     assert_eq!(bed.counters[VM].read().queued, 23);
+    bed
+}
+
+#[test]
+fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() {
+    let mut bed = with_waiting_frames();
     let policies = [0, 1].map(|port| Some(Arc::new(common::access(port).finish())));
     let domain = Domain { tenant: Some(1), vid: 0, members: (0..2).collect(), fdb_limit: 64 };
     let next = Snapshot::new(2, policies.into(), vec![domain], vec![], 300);
@@ -535,14 +541,7 @@ fn frames_that_wait_for_a_guarantee_are_counted_if_the_uplink_loses_its_queue() 
 
 #[test]
 fn a_new_port_does_not_pay_for_the_frames_of_a_port_that_had_its_number() {
-    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
-    let most = BitsPerSecond(400_000 * MBIT);
-    bed.table.limit(1, VmRates { default: most, send: most, receive: most });
-    bed.pass(UPLINK, &[data(FAR, NEAR)]);
-    bed.pass(VM, &[data(NEAR, FAR)]);
-    bed.set_rate(MBIT);
-    bed.pass(VM, &vec![data(NEAR, FAR); 40]);
-    assert_eq!(bed.counters[VM].read().queued, 23);
+    let mut bed = with_waiting_frames();
     drop(bed.worker.detach(PortId(1)));
     assert_eq!(bed.counters[VM].read().queued, 0);
     assert_eq!(bed.drops(VM, DropReason::QueueGone), 23);

@@ -26,6 +26,10 @@
 //!
 //! `dilution_min` is the lowest rate of a tenant in any second, divided by the rate that is due to
 //! the tenant ([`super::demand`]).
+//!
+//! After the plans under TCP, the same number of plans runs under datagrams. TCP needs several
+//! round trips until its rate follows a new binding. Datagrams show what the fabric gives to a
+//! tenant that always demands more. The values of this part begin with `datagrams_`.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,12 +37,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::demand::{across, clients, due};
+use super::demand::{across, clients, due, floods};
 use super::diary::{Diary, Log, plan_seconds};
 use super::guarantees::{Demand, INTERVAL, KEPT, LINK, hoses, judge, tell_plans};
 use super::operator::Operator;
 use super::plan::{Control, Plan, Spread, tenant_name};
-use super::programs::Client;
+use super::programs::{Client, Programs};
 use super::samples::{Sample, WARM_UP, points, start, used_pct, watch};
 use super::world::World;
 use crate::evidence::{Claim, Context, Outcome, Picture, Record};
@@ -125,18 +129,36 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let from = vec![Duration::ZERO; TENANTS];
     let due = due(&world.vms, &flows, &hoses(&plan), plan.racks.len());
     let all = clients(&world.vms, &flows, &from);
+    let floods = floods(&world.vms, &flows, &from, &hoses(&plan));
+    let demand = Demand { from, due };
     context.progress(0.2, "two bindings");
     two_bindings(context, &bed, &mut world, &all)?;
-    context.progress(0.4, "plans");
+    context.progress(0.3, "plans");
+    let programs = start(&bed, &world, all, context.seed)?;
+    plans(&mut outcome, &mut world, programs, &demand)?;
+    context.progress(0.7, "plans under datagrams");
+    let programs = start(&bed, &world, floods, context.seed)?;
+    let mut datagrams = Outcome::default();
+    plans(&mut datagrams, &mut world, programs, &demand)?;
+    outcome.append("datagrams", datagrams);
+    Ok(outcome)
+}
+
+/// Runs the plans under the traffic of `programs`, and judges them. The programs end afterwards.
+fn plans(
+    outcome: &mut Outcome,
+    world: &mut World,
+    mut programs: Programs,
+    demand: &Demand,
+) -> anyhow::Result<()> {
     let diary = Diary::start(world.operator())?;
-    let mut programs = start(&bed, &world, all, context.seed)?;
     let reverts = revert_again(world.operator(), programs.began())?;
     let secs = (GAP * (PLANS + 2)).as_secs_f64();
-    let samples = watch(&mut world, &mut programs, secs)?;
+    let samples = watch(world, &mut programs, secs)?;
     let turns = reverts.join().map_err(|_| anyhow::anyhow!("the operator's thread panicked"))??;
     drop(programs);
-    tell(&mut outcome, &turns, &samples, &Demand { from, due }, &diary.close()?);
-    Ok(outcome)
+    tell(outcome, &turns, &samples, demand, &diary.close()?);
+    Ok(())
 }
 
 /// Returns the names of the tenants that have a queue.

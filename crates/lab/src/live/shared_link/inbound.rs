@@ -94,7 +94,8 @@ const CORE_PART: f64 = 0.04;
 const PROBE_PART: f64 = 0.01;
 /// Least part of the planned frames that the station must send to each VM.
 const STEADY: f64 = 0.95;
-/// Number of attempts of a run until the station sends the planned frames.
+/// Number of attempts of a run until the station sends the planned frames, and of attempts to make
+/// a slow core.
 const TRIES: u32 = 3;
 /// Largest part of the sent frames that may be delivered if the link or the core is the limit.
 const LIMITED: f64 = 0.95;
@@ -344,19 +345,25 @@ pub(super) fn measure(
 }
 
 /// Starts a switch with a worker that delivers about [`TARGET`] frames per second without shares,
-/// and returns the speed that was found.
+/// and returns the speed that was found. Repeats both measurements if the core's speed changed so
+/// much between them that the worker is no slow core.
 fn slow_core(bed: &Bed, rng: &mut Rng) -> anyhow::Result<(Arrivals, f64)> {
-    let probe = Arrivals::start(bed, "inbound-probe", (PROBE_PART, 0))?;
-    let found = probe.speed(bed, rng.next_u64())?;
-    drop(probe);
-    let core = Arrivals::start(bed, "inbound-core", (PROBE_PART * TARGET / found, 0))?;
-    let speed = core.speed(bed, rng.next_u64())?;
-    anyhow::ensure!(
-        (SPEED_MIN..LIMITED * FLOOD).contains(&speed),
-        "the slow core delivers {speed:.0} of {FLOOD:.0} frames/s; the runs need a core that is \
-         the limit and delivers {SPEED_MIN} or more"
-    );
-    Ok((core, speed))
+    let mut tries = 1..=TRIES;
+    loop {
+        let probe = Arrivals::start(bed, "inbound-probe", (PROBE_PART, 0))?;
+        let found = probe.speed(bed, rng.next_u64())?;
+        drop(probe);
+        let core = Arrivals::start(bed, "inbound-core", (PROBE_PART * TARGET / found, 0))?;
+        let speed = core.speed(bed, rng.next_u64())?;
+        if (SPEED_MIN..LIMITED * FLOOD).contains(&speed) {
+            return Ok((core, speed));
+        }
+        anyhow::ensure!(
+            tries.next().is_some_and(|nth| nth < TRIES),
+            "the slow core delivers {speed:.0} of {FLOOD:.0} frames/s; the runs need a core that \
+             is the limit and delivers {SPEED_MIN} or more"
+        );
+    }
 }
 
 /// Measures all rows of [`OFFERED`] in an order that depends on the seed. `scale` is the number of

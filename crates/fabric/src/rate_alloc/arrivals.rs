@@ -37,9 +37,13 @@ const SMOOTH: i64 = 8;
 /// Number of periods after which the factor has changed as much as the rate is wrong.
 const SLOW: i64 = 16;
 
-/// Number of periods in which the factor does not change yet. Frames of a tenant that had a queue
-/// before still arrive from there, faster than the guarantee.
+/// Least and largest number of periods in which the factor does not change yet. Frames of a tenant
+/// that had a queue before still arrive from there. The begin ends when they no longer arrive much
+/// faster than the guarantee.
 const BEGIN_PERIODS: u32 = 10;
+const BEGIN_PERIODS_MAX: u32 = 20;
+/// Rate above which frames of a former queue may still arrive, in thousandths of the guarantee.
+const BEGIN_PERMILLE: u64 = 1_100;
 
 /// What arrives for a tenant.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +52,8 @@ struct Arrival {
     rate: i64,
     /// Factor of the guarantee that is divided, in millionths.
     factor: i64,
-    /// Number of periods, up to [`BEGIN_PERIODS`].
-    age: u32,
+    /// Number of periods of the begin; `None` after the begin.
+    begin: Option<u32>,
 }
 
 /// What arrives for all tenants of a host.
@@ -93,10 +97,12 @@ impl Arrivals {
         for (tenant, (bytes, hose)) in bytes {
             let rate = signed(scaled(bytes, 8_000_000_000, elapsed.0));
             let most = signed(scaled(hose, MOST_PERMILLE, 1_000));
-            let new = Arrival { rate, factor: WHOLE, age: 0 };
+            let new = Arrival { rate, factor: WHOLE, begin: Some(0) };
             let arrival = self.of_tenant.entry(tenant).or_insert(new);
-            if arrival.age < BEGIN_PERIODS {
-                (arrival.rate, arrival.age) = (rate, arrival.age + 1);
+            if let Some(periods) = arrival.begin {
+                let is_fast = rate > signed(scaled(hose, BEGIN_PERMILLE, 1_000));
+                let goes_on = periods < BEGIN_PERIODS || is_fast && periods < BEGIN_PERIODS_MAX;
+                (arrival.rate, arrival.begin) = (rate, goes_on.then_some(periods + 1));
                 continue;
             }
             arrival.rate += (rate - arrival.rate) / SMOOTH;
@@ -154,7 +160,7 @@ mod tests {
         let rates = run(|divided| divided * 120 / 100);
         let most = HOSE.0 * MOST_PERMILLE / 1_000;
         assert!(rates[..8].iter().all(|rate| *rate > most * 105 / 100));
-        for rate in &rates[60..] {
+        for rate in &rates[65..] {
             assert!((most * 98 / 100..=most * 102 / 100).contains(rate), "{rates:?}");
         }
     }
@@ -171,13 +177,16 @@ mod tests {
 
     #[test]
     fn a_tenant_that_begins_with_more_than_its_guarantee_soon_has_just_this() {
-        // For half a second, frames arrive that wait in the tenant's former queue.
-        let begun = std::cell::Cell::new(0);
-        let rates = run(|divided| {
-            begun.set(begun.get() + 1);
-            if begun.get() <= 10 { HOSE.0 * 125 / 100 } else { divided }
-        });
-        assert!(rates[10..].iter().all(|rate| *rate >= HOSE.0 * 99 / 100), "{rates:?}");
+        // For a time, frames arrive that wait in the tenant's former queue.
+        for periods in [10, 15, 20] {
+            let begun = std::cell::Cell::new(0);
+            let rates = run(|divided| {
+                begun.set(begun.get() + 1);
+                if begun.get() <= periods { HOSE.0 * 150 / 100 } else { divided }
+            });
+            let after = &rates[periods..];
+            assert!(after.iter().all(|rate| *rate >= HOSE.0 * 99 / 100), "{rates:?}");
+        }
     }
 
     #[test]

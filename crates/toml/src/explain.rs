@@ -1,6 +1,11 @@
 //! This module converts error messages of serde to a problem and a remedy.
 
+use serde_json::Value;
+
 use crate::report::Hint;
+
+/// Names of number types in serde's messages.
+const NUMBERS: [&str; 8] = ["u8", "u16", "u32", "u64", "usize", "i32", "i64", "f64"];
 
 /// Returns true if serde's message is about an unknown key that does not resemble a known key.
 pub(crate) fn is_stray(message: &str) -> bool {
@@ -15,9 +20,48 @@ pub(crate) fn missing_key(message: &str) -> Option<String> {
     Some(key.to_owned())
 }
 
+/// Splits serde's message about a value of a wrong type or range. Returns the value as text, and
+/// serde's name of the form that the value should have.
+fn mismatch(message: &str) -> Option<(&str, &str)> {
+    let (problem, expected) = message.rsplit_once(", expected ")?;
+    let wrong = |kind: &str| problem.strip_prefix(kind);
+    let found = wrong("invalid type: ").or_else(|| wrong("invalid value: "))?;
+    let value = match found {
+        "sequence" => "a list",
+        "map" => "a table",
+        // A string may contain backticks, and all other values are between backticks.
+        _ => found.strip_prefix("string ").or_else(|| found.split('`').nth(1)).unwrap_or(found),
+    };
+    Some((value, expected))
+}
+
+/// Returns the remedy for a value that should be a number of the type `expected`. The range is from
+/// the key's schema. Without a schema, the range is that of the type.
+fn number(expected: &str, schema: Option<&Value>) -> String {
+    let bound = |key: &str| schema.and_then(|schema| schema.get(key)).map(Value::to_string);
+    let least = bound("minimum").or_else(|| expected.starts_with('u').then(|| "0".to_owned()));
+    let most = bound("maximum").or_else(|| match expected {
+        "u8" => Some(u8::MAX.to_string()),
+        "u16" => Some(u16::MAX.to_string()),
+        "u32" => Some(u32::MAX.to_string()),
+        _ => None,
+    });
+    let kind = if expected.starts_with('f') { "number" } else { "whole number" };
+    match (least, most) {
+        (Some(least), Some(most)) => format!("write a {kind} from {least} to {most}"),
+        (Some(least), None) => format!("write a {kind}, {least} or above"),
+        _ => format!("write a {kind}"),
+    }
+}
+
 /// Converts an error message of serde to a problem and a remedy. The argument `key` is the
-/// configuration key with the mistake.
-pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, String) {
+/// configuration key with the mistake, and `schema` is the key's schema.
+pub(crate) fn explain(
+    message: &str,
+    key: Option<&str>,
+    hint: Hint,
+    schema: Option<&Value>,
+) -> (String, String) {
     let at = |problem: &str| match key {
         Some(key) => format!("`{key}`: {problem}"),
         None => problem.to_owned(),
@@ -34,6 +78,25 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
         let (wrong, known) = quoted.split_first().unwrap_or((&"", &[]));
         return (at(&format!("\"{wrong}\" is unknown")), format!("write {}", known.join(", ")));
     }
+    if let Some((value, expected)) = mismatch(message) {
+        let (wrong, remedy) = match expected {
+            _ if NUMBERS.contains(&expected) => {
+                let wrong = if message.starts_with("invalid value") {
+                    "out of range"
+                } else if expected.starts_with('f') {
+                    "not a number"
+                } else {
+                    "not a whole number"
+                };
+                (wrong, number(expected, schema))
+            }
+            "a boolean" => ("not valid", "write true or false".to_owned()),
+            "a sequence" => ("not valid", "write a list in brackets".to_owned()),
+            "a map" => ("not valid", "write a table in braces".to_owned()),
+            _ => ("not valid", format!("write {expected}")),
+        };
+        return (at(&format!("{value} is {wrong}")), remedy);
+    }
     if let Some((problem, remedy)) = message.split_once("; ") {
         return (at(problem), remedy.to_owned());
     }
@@ -49,16 +112,6 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
         return (at(message), example.to_owned());
     }
     match message.rsplit_once(", expected ") {
-        Some((problem, "u8")) => (at(problem), "write a whole number from 0 to 255".to_owned()),
-        Some((problem, "u16")) => (at(problem), "write a whole number from 0 to 65535".to_owned()),
-        Some((problem, "u32")) => {
-            (at(problem), "write a whole number from 0 to 4294967295".to_owned())
-        }
-        Some((problem, "u64")) => (at(problem), "write a whole number, 0 or above".to_owned()),
-        Some((problem, "f64")) => (at(problem), "write a number".to_owned()),
-        Some((problem, "a boolean")) => (at(problem), "write true or false".to_owned()),
-        Some((problem, "a sequence")) => (at(problem), "write a list in brackets".to_owned()),
-        Some((problem, "a map")) => (at(problem), "write a table in braces".to_owned()),
         Some((problem, expected)) => (at(problem), format!("write {expected}")),
         None => (at(message), "see docs/reference/configuration.md".to_owned()),
     }

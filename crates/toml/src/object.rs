@@ -21,7 +21,7 @@ use core::ops::Range;
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
-use toml_edit::{DocumentMut, Item, Table, Value};
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value};
 
 use crate::explain::{explain, is_stray, missing_key, unknown_remedy};
 use crate::report::Report;
@@ -70,16 +70,18 @@ pub fn section<'a, T: DeserializeOwned>(
             }
         },
     };
-    Some(object(label, table, report))
+    Some(object(key, label, table, report))
 }
 
-/// Reads a text that has only the keys of one object. `label` is the object's name in errors.
+/// Reads a text that has only the keys of one object. `key` is the table's key in a file, such as
+/// `port`, and `label` is the object's name in errors.
 pub fn single<'a, T: DeserializeOwned>(
     root: &'a Table,
+    key: &str,
     label: String,
     report: &mut Report<'_>,
 ) -> Object<'a, T> {
-    object(label, Cow::Borrowed(root), report)
+    object(key, label, Cow::Borrowed(root), report)
 }
 
 /// Reads all tables `[[key]]` of the text.
@@ -105,11 +107,12 @@ pub fn list<'a, T: DeserializeOwned>(
         }
     };
     let tables = tables.iter().enumerate();
-    tables.map(|(at, table)| object(label(at, table), Cow::Borrowed(table), report)).collect()
+    tables.map(|(at, table)| object(key, label(at, table), Cow::Borrowed(table), report)).collect()
 }
 
-/// Reads one object and reports each wrong key of the object.
+/// Reads one object with the key `section` in the file, and reports each wrong key of the object.
 fn object<'a, T: DeserializeOwned>(
+    section: &str,
     label: String,
     table: Cow<'a, Table>,
     report: &mut Report<'_>,
@@ -130,10 +133,16 @@ fn object<'a, T: DeserializeOwned>(
                 is_whole &= is_stray(error.message());
                 // Each round removes a key or an element, so the loop ends.
                 let key = error.span().and_then(|span| take_out(&mut rest, span.start));
-                let ours = missing_key(error.message()).is_some_and(|m| taken_out.contains(&m));
+                let ours = missing_key(error.message()).is_some_and(|missing| {
+                    let inner = key.as_ref().map(|key| format!("{key}.{missing}"));
+                    taken_out.contains(&missing)
+                        || inner.is_some_and(|inner| taken_out.contains(&inner))
+                });
                 if !ours {
                     let span = error.span().or_else(|| table.span());
-                    let (problem, remedy) = explain(error.message(), key.as_deref(), report.hint());
+                    let key = key.as_deref();
+                    let schema = key.and_then(|key| report.schema_of(&format!("{section}.{key}")));
+                    let (problem, remedy) = explain(error.message(), key, report.hint(), schema);
                     report.span(span, &label, problem, remedy);
                 }
                 match key {
@@ -152,12 +161,23 @@ fn object<'a, T: DeserializeOwned>(
 fn take_out(table: &mut Table, at: usize) -> Option<String> {
     let spot = table.iter().find_map(|(name, item)| {
         let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);
-        let nested = item.as_table().is_some_and(|inner| span_covers(inner, at));
+        let nested = match item {
+            Item::Table(inner) => span_covers(inner, at),
+            Item::ArrayOfTables(tables) => element_at(tables, at).is_some(),
+            _ => false,
+        };
         (on_key || nested || holds(item.span(), at)).then(|| (name.to_owned(), on_key))
     });
     let (name, on_key) = spot?;
     let inner = match table.get_mut(&name) {
         Some(Item::Table(inner)) if !on_key => take_out(inner, at),
+        Some(Item::ArrayOfTables(tables)) if !on_key => element_at(tables, at).map(|place| {
+            let inner = tables.get_mut(place).and_then(|inner| take_out(inner, at));
+            inner.unwrap_or_else(|| {
+                tables.remove(place);
+                String::new()
+            })
+        }),
         Some(Item::Value(value)) if !on_key => take_out_of_value(value, at),
         _ => None,
     };
@@ -174,8 +194,11 @@ fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
     match value {
         Value::Array(array) => {
             let place = array.iter().position(|element| holds(element.span(), at))?;
-            array.remove(place);
-            Some(String::new())
+            let inner = array.get_mut(place).and_then(|inner| take_out_of_value(inner, at));
+            inner.or_else(|| {
+                array.remove(place);
+                Some(String::new())
+            })
         }
         Value::InlineTable(table) => {
             let name = table.iter().find_map(|(name, value)| {
@@ -190,6 +213,11 @@ fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
 
 fn holds(span: Option<Range<usize>>, at: usize) -> bool {
     span.is_some_and(|span| span.contains(&at))
+}
+
+/// Returns the index of the table that has byte `at` of the text in its header, keys or values.
+fn element_at(tables: &ArrayOfTables, at: usize) -> Option<usize> {
+    tables.iter().position(|inner| holds(inner.span(), at) || span_covers(inner, at))
 }
 
 /// Returns true if byte `at` of the text is in a key or value of a table. A table's own span covers

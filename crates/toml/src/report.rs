@@ -1,9 +1,15 @@
 //! A report collects the mistakes of a configuration file with their locations.
 
+use core::cell::OnceCell;
+use core::fmt;
 use core::ops::Range;
+use std::collections::BTreeSet;
+
+use serde_json::Value;
 
 use crate::error::{ConfigError, ConfigErrors};
 use crate::object::Object;
+use crate::schema::number_at;
 use crate::source::{Source, span_of};
 
 /// Function that returns the remedy for an unknown key. By default, the remedy lists the known
@@ -17,11 +23,20 @@ pub struct Report<'a> {
     source: Source<'a>,
     errors: Vec<ConfigError>,
     hint: Hint,
+    schema: fn() -> String,
+    /// Value of `schema`, which only a mistake needs.
+    parsed_schema: OnceCell<Value>,
 }
 
 impl<'a> Report<'a> {
     pub(crate) const fn new(source: Source<'a>) -> Self {
-        Self { source, errors: Vec::new(), hint: |_, _| None }
+        Self {
+            source,
+            errors: Vec::new(),
+            hint: |_, _| None,
+            schema: String::new,
+            parsed_schema: OnceCell::new(),
+        }
     }
 
     /// Sets the function that returns the remedy for unknown keys.
@@ -31,6 +46,20 @@ impl<'a> Report<'a> {
 
     pub(crate) fn hint(&self) -> Hint {
         self.hint
+    }
+
+    /// Sets the function that returns the JSON Schema of the file. If a number is wrong, the error
+    /// names the range from the schema. By default, it names the range of the number's type.
+    pub fn set_schema(&mut self, schema: fn() -> String) {
+        self.schema = schema;
+    }
+
+    /// Returns the schema of the number with the path `path` in the file. The path consists of keys
+    /// with dots between them, as in `binding.drain_ms`.
+    pub(crate) fn schema_of(&self, path: &str) -> Option<&Value> {
+        let read = || serde_json::from_str(&(self.schema)()).unwrap_or_default();
+        let schema = self.parsed_schema.get_or_init(read);
+        number_at(schema, schema, &path.split('.').collect::<Vec<_>>())
     }
 
     /// Returns true if the report has no mistake yet.
@@ -77,6 +106,20 @@ impl<'a> Report<'a> {
     ) {
         let span = object.table.as_ref().and_then(|table| span_of(table, path));
         self.span(span, &object.label, problem, remedy);
+    }
+
+    /// Adds a mistake for each value that the list with the path `path` has more than once.
+    pub fn twice<T, V: Ord + fmt::Display>(
+        &mut self,
+        object: &Object<'_, T>,
+        path: &str,
+        list: &[V],
+    ) {
+        let mut seen = BTreeSet::new();
+        for (at, value) in list.iter().enumerate().filter(|(_, value)| !seen.insert(*value)) {
+            let problem = format!("`{path}` names `{value}` twice");
+            self.at(object, &format!("{path}.{at}"), problem, "remove one of the two");
+        }
     }
 
     pub(crate) fn span(

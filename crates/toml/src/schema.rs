@@ -112,6 +112,23 @@ fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
     keys.insert("anyOf".to_owned(), types.iter().map(one).collect());
 }
 
+/// Returns the schema with the limits of the number at `path` below `node`. `path` contains only
+/// keys: an element of a list has the list's path. `root` is the schema of the whole file. Returns
+/// `None` if the schema has no limits for the path.
+pub(crate) fn number_at<'a>(root: &'a Value, node: &'a Value, path: &[&str]) -> Option<&'a Value> {
+    let own = match path {
+        [key, rest @ ..] => {
+            let child = node.get("properties").and_then(|keys| keys.get(*key));
+            child.and_then(|child| number_at(root, child, rest))
+        }
+        [] => Some(node).filter(|it| it.get("minimum").or_else(|| it.get("maximum")).is_some()),
+    };
+    let named = node.get("$ref").and_then(Value::as_str).and_then(|name| name.strip_prefix('#'));
+    let forms = node.get("anyOf").and_then(Value::as_array).into_iter().flatten();
+    let others = named.and_then(|name| root.pointer(name)).into_iter().chain(node.get("items"));
+    own.or_else(|| others.chain(forms).find_map(|other| number_at(root, other, path)))
+}
+
 /// Adds the JSON value `more` to `schema`. JSON objects are merged key by key.
 pub fn merge(schema: &mut Value, more: Value) {
     match (schema, more) {

@@ -78,6 +78,9 @@ impl<'a> Step<'a> {
     fn child(&self, key: &str) -> Option<Self> {
         let value = match self {
             Self::Item(Item::Table(table)) => return table.get(key).map(Step::Item),
+            Self::Item(item @ Item::ArrayOfTables(_)) => {
+                return item.get(key.parse::<usize>().ok()?).map(Step::Item);
+            }
             Self::Item(item) => item.as_value()?,
             Self::Value(value) => value,
         };

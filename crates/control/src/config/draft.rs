@@ -10,6 +10,7 @@ use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
 use super::model::{FdbStatic, HostConfig, Port, Tenant};
 use super::rule::Rule;
+use super::schema::schema;
 use super::share::ModelSection;
 use super::switch::SwitchSection;
 use super::upgrade::ATTACHMENT;
@@ -79,6 +80,7 @@ impl Draft<'_> {
 
 pub(super) fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<'a> {
     report.set_hint(of_a_port);
+    report.set_schema(schema);
     unknown_sections(root, &SECTIONS, report);
     let host = match section(root, "host", report) {
         Some(host) => host,
@@ -117,9 +119,10 @@ pub(super) fn read_object<T: DeserializeOwned>(
     report: &mut Report<'_>,
 ) -> Option<T> {
     report.set_hint(of_a_port);
+    report.set_schema(schema);
     let name = root.get("name").and_then(Item::as_str);
     let label = name.map_or_else(|| kind.to_owned(), |name| format!("{kind} {name:?}"));
-    single(root, label, report).value
+    single(root, kind, label, report).value
 }
 
 fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {

@@ -94,6 +94,10 @@ impl FabricSection {
                 "name the controllers that this host may use",
             );
         }
+        let addresses = self.controllers.iter().map(|controller| {
+            controller.split_once("://").map_or(controller.as_str(), |(_, address)| address)
+        });
+        report.twice(object, "controllers", &addresses.collect::<Vec<_>>());
         for (at, controller) in self.controllers.iter().enumerate() {
             let path = format!("controllers.{at}");
             let (scheme, address) = match controller.split_once("://") {

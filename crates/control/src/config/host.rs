@@ -246,6 +246,7 @@ impl WorkerSection {
                 report.at(object, &format!("cores.{at}"), problem, "name each core once");
             }
         }
+        report.twice(object, "control_cores", &self.control_cores);
         check_range(object, "idle_backoff_us", self.idle_backoff_us, 0..=1_000, report);
         check_range(object, "idle_turns", self.idle_turns, 1..=1_000_000, report);
         check_range(object, "refill_us", self.refill_us, 10..=1_000, report);

@@ -62,16 +62,26 @@ fn rules() -> Value {
         "not": has(&["fabric", "switch"]),
         "$defs": {
             "HostSection": host(),
-            "WorkerSection": { "properties": { "cores": { "maxItems": 16, "uniqueItems": true } } },
+            "WorkerSection": { "properties": {
+                "cores": { "maxItems": 16, "uniqueItems": true },
+                "control_cores": { "uniqueItems": true }
+            } },
             "FabricSection": { "properties": {
                 "name": { "pattern": NODE },
                 "plan": { "pattern": ABSOLUTE },
-                "controllers": { "items": { "pattern": "^(https?://)?[^/]+:[0-9]{1,5}$" } }
+                "controllers": {
+                    "items": { "pattern": "^(https?://)?[^/]+:[0-9]{1,5}$" }, "uniqueItems": true
+                }
             } },
             "SwitchSection": {
-                "properties": { "name": { "pattern": NODE }, "plan": { "pattern": ABSOLUTE } },
+                "properties": {
+                    "name": { "pattern": NODE },
+                    "ports": { "uniqueItems": true },
+                    "plan": { "pattern": ABSOLUTE }
+                },
                 "dependentRequired": { "listen": ["tls"], "tls": ["listen"] }
             },
+            "ListenTls": { "properties": { "controllers": { "uniqueItems": true } } },
             "Tenant": { "properties": {
                 "name": { "pattern": NAME },
                 "send": { "type": "object", "properties": { "sharing": false } }
@@ -217,7 +227,7 @@ fn port() -> Value {
             "tenant": { "pattern": NAME },
             "trunk": { "type": "array", "minItems": 1 },
             "mac": { "maxItems": BINDINGS_MAX },
-            "ip": { "maxItems": BINDINGS_MAX, "items": { "pattern": IP } },
+            "ip": { "maxItems": BINDINGS_MAX, "items": { "pattern": IP }, "uniqueItems": true },
             "receive": { "type": "object", "properties": { "sharing": false } },
             "rtp": { "maxItems": RTP_STREAMS_MAX }
         },

@@ -83,6 +83,7 @@ impl SwitchSection {
     pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
         check_node(object, self.name.as_deref(), "switch", report);
         check_absolute(object, "plan", self.plan.as_deref(), report);
+        report.twice(object, "ports", &self.ports);
         self.check_listen(object, report);
     }
 
@@ -103,6 +104,7 @@ impl SwitchSection {
             _ => {}
         }
         let Some(tls) = &self.tls else { return };
+        report.twice(object, "tls.controllers", &tls.controllers);
         let number = tls.controllers.len();
         if number == 0 || number > CONTROLLERS_MAX || tls.controllers.iter().any(String::is_empty) {
             let problem = match number {

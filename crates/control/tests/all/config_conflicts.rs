@@ -263,8 +263,7 @@ match = { vlan = 101 }
 name = "r"
 priority = 70000
 actions = ["drop"]
-#! 3:12: rule "r": `priority`: invalid value: integer `70000`; write a whole number from 0 to
-#!   65535
+#! 3:12: rule "r": `priority`: 70000 is out of range; write a whole number from 0 to 65535
 [[rule]]
 name = "r"
 actions = ["drop"]

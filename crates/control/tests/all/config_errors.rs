@@ -142,8 +142,8 @@ vhost-user.queues = "a"
 #! 6:29: port "vm3": `mac`: "x" is not a MAC address; write six hexadecimal bytes, as in
 #!   52:54:00:00:00:01
 #! 7:1: port "vm3": unknown key `queuez`; did you mean `queue`?
-#! 8:21: port "vm3": `vhost-user.queues`: invalid type: string "a"; write a whole number from 0 to
-#!   65535
+#! 8:21: port "vm3": `vhost-user.queues`: "a" is not a whole number; write a whole number from 1
+#!   to 8
 @red 100
 slow_path = { per_second = 0, bust = 3 }
 #! 6:31: port "vm3": unknown key `bust`; did you mean `burst`?
@@ -253,6 +253,9 @@ ip = ["10.0.0.256"]
 ip = ["224.0.0.1"]
 #! 6:7: port "vm3": 224.0.0.1 is not a unicast address; write a unicast address
 @red 100
+ip = ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+#! 6:31: port "vm3": `ip` names `10.0.0.1` twice; remove one of the two
+@red 100
 mac = ["01:00:5e:00:00:01"]
 #! 6:8: port "vm3": `mac`: 01:00:5e:00:00:01 is not a unicast address; the first byte must be even
 #!   and the address not all zero
@@ -273,7 +276,7 @@ trunk = [4095]
 name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = 5
-#! 4:10: port "vm3": `tenant`: invalid type: integer `5`; write a string
+#! 4:10: port "vm3": `tenant`: 5 is not valid; write a string
 [[port]]
 name = "t"
 tap.interface = "t"
@@ -306,14 +309,18 @@ fn values_of_one_object() {
 
 const SEVERAL_IN_ONE_OBJECT: &str = r#"
 @red 100
+rtp = [{ port = "a" }, { port = 5, clok_hz = 1 }]
+#! 6:17: port "vm3": `rtp.port`: "a" is not a whole number; write a whole number from 1 to 65535
+#! 6:36: port "vm3": unknown key `clok_hz`; did you mean `clock_hz`?
+@red 100
 mac = ["x", "52:54:00:00:00:02", "y"]
 slow_path = { per_second = "a", bust = 3 }
 #! 6:8: port "vm3": `mac`: "x" is not a MAC address; write six hexadecimal bytes, as in
 #!   52:54:00:00:00:01
 #! 6:34: port "vm3": `mac`: "y" is not a MAC address; write six hexadecimal bytes, as in
 #!   52:54:00:00:00:01
-#! 7:28: port "vm3": `slow_path.per_second`: invalid type: string "a"; write a whole number from 0
-#!   to 4294967295
+#! 7:28: port "vm3": `slow_path.per_second`: "a" is not a whole number; write a whole number from 1
+#!   to 10000000
 #! 7:33: port "vm3": unknown key `bust`; did you mean `burst`?
 @red 300
 [[rule]]
@@ -439,6 +446,9 @@ control_cores = [0, 9]
 #! 2:10: [worker]: core 7 is offline, or this process may not use it; choose one of 0, 1
 #! 3:21: [worker]: core 9 is offline, or this process may not use it; choose one of 0, 1
 [worker]
+control_cores = [0, 1, 0]
+#! 2:24: [worker]: `control_cores` names `0` twice; remove one of the two
+[worker]
 idle_backoff_us = 5000
 schedule = "lottery"
 #! 3:12: [worker]: `schedule`: "lottery" is unknown in release 0.1.0; write one of round-robin,
@@ -455,8 +465,7 @@ subtables_per_port = 0
 #! 4:22: [forwarding]: `subtables_per_port` 0 is out of range; write a number from 1 to 128
 [forwarding]
 fdb_ageing_s = -1
-#! 2:16: [forwarding]: `fdb_ageing_s`: invalid value: integer `-1`; write a whole number from 0 to
-#!   4294967295
+#! 2:16: [forwarding]: `fdb_ageing_s`: -1 is out of range; write a whole number from 10 to 1000000
 "#;
 
 #[test]

@@ -69,3 +69,25 @@ fn the_name_of_a_host_may_be_too_long_for_a_topology() {
     let named = format!("{base}{FABRIC}{fabric}name = \"server-0\"\n");
     assert_eq!(errors(&named), Vec::<String>::new());
 }
+
+#[test]
+fn a_list_names_each_entry_once() {
+    let of = |sections: &str| errors(&format!("{BASE}{FABRIC}{sections}"));
+    let line = BASE.lines().count() + FABRIC.lines().count() + 2;
+    let told = |at: usize, column: usize, what: &str| {
+        format!("host.toml:{}:{column}: {what} twice; remove one of the two", line + at)
+    };
+    let controllers = "controllers = [\"c:1\", \"d:1\", \"http://c:1\"]\nuplink = \"up\"\n";
+    assert_eq!(
+        of(&format!("[fabric]\n{controllers}")),
+        [told(0, 30, "[fabric]: `controllers` names `c:1`")]
+    );
+    let tls = "tls = { ca = \"a\", cert = \"b\", key = \"c\", controllers = [\"x\", \"x\"] }\n";
+    assert_eq!(
+        of(&format!("[switch]\nports = [\"up\", \"up\"]\nlisten = \"127.0.0.1:1\"\n{tls}")),
+        [
+            told(0, 16, "[switch]: `ports` names `up`"),
+            told(2, 62, "[switch]: `tls.controllers` names `x`"),
+        ]
+    );
+}

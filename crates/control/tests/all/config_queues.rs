@@ -89,12 +89,11 @@ vlan = 100
 egress = true
 queue = { excess = 1, flows = 5 }
 wfq = { weights = 5, map = [8] }
-#! 5:10: port "up": `egress`: invalid type: boolean `true`; write one of fifo, fair-share, wfq,
-#!   fq-codel
+#! 5:10: port "up": `egress`: true is not valid; write one of fifo, fair-share, wfq, fq-codel
 #! 6:20: port "up": `queue.excess`: not a text; write a text in quotes, as the reference lists it
-#! 6:31: port "up": `queue.flows`: invalid type: integer `5`; write true or false
-#! 7:19: port "up": `wfq.weights`: invalid type: integer `5`; write a list in brackets
-#! 7:28: port "up": `wfq.map`: invalid type: sequence; write a table in braces
+#! 6:31: port "up": `queue.flows`: 5 is not valid; write true or false
+#! 7:19: port "up": `wfq.weights`: 5 is not valid; write a list in brackets
+#! 7:28: port "up": `wfq.map`: a list is not valid; write a table in braces
 "#;
 
 #[test]

@@ -156,6 +156,9 @@ const APPENDED: &[(&str, &[&str])] = &[
         &[
             "[hosts]",
             "[worker]\ncores = [1, 1]",
+            "[worker]\ncontrol_cores = [1, 1]",
+            "[fabric]\ncontrollers = [\"c:1\", \"c:1\"]\nuplink = \"tap1\"",
+            "[switch]\nports = [\"tap1\", \"tap1\"]",
             "[worker]\nidle_backoff_us = 5000",
             "[worker]\nschedule = \"fast\"",
             "[forwarding]\nfdb_ageing_s = 1",
@@ -195,6 +198,7 @@ const APPENDED: &[(&str, &[&str])] = &[
             "mac = [\"01:00:5e:00:00:01\"]",
             "ip = [\"10.0.0.256\"]",
             "ip = [\"host\"]",
+            "ip = [\"10.0.0.1\", \"10.0.0.1\"]",
             "slow_path = 5",
             "slow_path = { per_second = 0 }",
             "vhost-user.offloads = 3",

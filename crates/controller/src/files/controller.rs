@@ -171,7 +171,10 @@ pub(super) fn schema() -> String {
             "agents": { "pattern": ADDRESS }, "page": { "pattern": ADDRESS }
         } },
         "StoreTable": {
-            "properties": { "tls": { "type": "object", "properties": { "crl": false } } },
+            "properties": {
+                "endpoints": { "uniqueItems": true },
+                "tls": { "type": "object", "properties": { "crl": false } }
+            },
             "oneOf": [
                 need(&["path"], json!({ "path": true, "endpoints": false, "tls": false })),
                 need(&["endpoints"], json!({
@@ -453,6 +456,7 @@ fn store(root: &Table, folder: &Path, report: &mut Report<'_>) -> Option<StoreFi
             None
         }
         (None, Some(endpoints)) => {
+            report.twice(&object, "endpoints", endpoints);
             let (endpoints, tls) = (endpoints.clone(), table.tls.clone());
             if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
                 let problem = "`crl`: the client of etcd does not check revocation lists";

@@ -42,6 +42,7 @@ pub const SCHEMAS: [FileSchema; 3] = [
 /// The error lists only the mistakes of the first step that failed: syntax, values or references.
 pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors> {
     read(text, file, |root, report| {
+        report.set_schema(topology::schema);
         unknown_sections(root, &topology::SECTIONS, report);
         topology::read(root, report)
     })
@@ -59,6 +60,7 @@ pub fn parse_tenants(
     known: &[String],
 ) -> Result<Vec<TenantWish>, ConfigErrors> {
     read(text, file, |root, report| {
+        report.set_schema(tenants::schema);
         unknown_sections(root, &tenants::SECTIONS, report);
         tenants::read(root, topology, known, report)
     })
@@ -89,6 +91,7 @@ pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>,
 pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
     let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
     read(&read_file(path)?, &path.display().to_string(), |root, report| {
+        report.set_schema(controller::schema);
         unknown_sections(root, &controller::SECTIONS, report);
         controller::read(root, &folder, report, load_topology)
     })

@@ -1,6 +1,6 @@
 //! Reads the tables `[[tenant]]`, which contain the requests of tenants.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use penstock_fabric::hose::{Hose, HoseError, VmClass};
 use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
@@ -189,7 +189,8 @@ fn wish(
     let (vms, slots) = (u64::from(hose.vms()), topology.slots_all());
     if vms > slots {
         let problem = format!("{vms} VMs do not fit into the {slots} slots of the datacenter");
-        report.at(object, "vms", problem, "request fewer VMs");
+        let key = if tenant.class.is_some() { "class" } else { "vms" };
+        report.at(object, key, problem, "request fewer VMs");
     }
     let spread = spread(object, tenant, topology, &hose, report);
     let within = listed(object, "within", tenant.within.as_deref(), report);
@@ -246,11 +247,7 @@ fn listed<'a>(
         let problem = format!("`{key}` is an empty list and has no effect");
         report.at(object, key, problem, format!("write a name, or remove `{key}`"));
     }
-    let mut seen = HashSet::new();
-    for (at, name) in list.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
-        let problem = format!("`{key}` names `{name}` twice");
-        report.at(object, &format!("{key}.{at}"), problem, "remove one of the two");
-    }
+    report.twice(object, key, list);
     list
 }
 
@@ -276,31 +273,51 @@ fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -
         };
         vec![Class { vms, rate: tenant.rate, send: tenant.send, recv: tenant.recv }]
     };
+    let path = |at: usize, key: &str| match &tenant.class {
+        Some(_) => format!("class.{at}.{key}"),
+        None => key.to_owned(),
+    };
     let mut kinds = Vec::new();
-    for class in classes {
+    for (at, class) in classes.iter().enumerate() {
         let (send, recv) = match (class.rate, class.send, class.recv) {
             (Some(rate), None, None) => (rate, rate),
             (None, Some(send), Some(recv)) => (send, recv),
-            _ => {
+            (rate, send, _) => {
+                let sole = if send.is_some() { "send" } else { "recv" };
+                let key = if rate.is_some() { "rate" } else { sole };
                 let problem = "a guarantee needs either `rate`, or both `send` and `recv`";
-                report.at(object, "rate", problem, "write `rate`, or `send` and `recv`");
-                return None;
+                report.at(object, &path(at, key), problem, "write `rate`, or `send` and `recv`");
+                continue;
             }
         };
-        kinds.push(VmClass { vms: class.vms, send: send.0, recv: recv.0 });
+        let kind = VmClass { vms: class.vms, send: send.0, recv: recv.0 };
+        match Hose::new(vec![kind]) {
+            Ok(_) => kinds.push(kind),
+            Err(error) => unfit(object, &path(at, key_of(class, error)), error, report),
+        }
     }
-    let hose = Hose::new(kinds);
-    if let Err(error) = &hose {
-        let text = error.to_string();
-        let (problem, remedy) =
-            text.split_once("; ").unwrap_or((&text, "see docs/reference/fabric.md"));
-        let key = match error {
-            HoseError::ZeroRate | HoseError::Overflow => "rate",
-            _ => "vms",
-        };
-        report.at(object, key, problem, remedy);
+    if kinds.len() < classes.len() {
+        return None;
     }
-    hose.ok()
+    // One class alone is valid, so `class` exists if the sum is too large.
+    Hose::new(kinds).inspect_err(|error| unfit(object, "class", *error, report)).ok()
+}
+
+/// Returns the key of a class with the mistake `error`.
+fn key_of(class: &Class, error: HoseError) -> &'static str {
+    match error {
+        HoseError::ZeroRate | HoseError::Overflow if class.rate.is_some() => "rate",
+        HoseError::ZeroRate if class.send.is_some_and(|send| send.0.0 > 0) => "recv",
+        HoseError::ZeroRate | HoseError::Overflow => "send",
+        _ => "vms",
+    }
+}
+
+fn unfit(object: &Object<'_, Tenant>, path: &str, error: HoseError, report: &mut Report<'_>) {
+    let text = error.to_string();
+    let (problem, remedy) =
+        text.split_once("; ").unwrap_or((&text, "see docs/reference/fabric.md"));
+    report.at(object, path, problem, remedy);
 }
 
 fn spread(

@@ -289,6 +289,29 @@ fn paths_of_the_store_begin_at_the_folder_of_the_file() {
 }
 
 #[test]
+fn a_wrong_number_has_its_key_value_and_range() {
+    let folder = Folder::new();
+    for (keys, says) in [
+        ("drain_ms = -1", "`drain_ms`: -1 is out of range; write a whole number from 0 to 10000"),
+        (
+            "drain_ms = 1.5",
+            "`drain_ms`: 1.5 is not a whole number; write a whole number from 0 to 10000",
+        ),
+        (
+            "hold = \"a; b\"",
+            "`hold`: \"a; b\" is not a whole number; write a whole number, 0 or above",
+        ),
+        (
+            "reserved_code_points = [5, 300]",
+            "`reserved_code_points`: 300 is out of range; write a whole number from 1 to 63",
+        ),
+    ] {
+        let told = folder.mistakes(&format!("driver = \"sim\"\n[binding]\n{keys}\n"));
+        assert_eq!(told, [format!("[binding]: {says}")]);
+    }
+}
+
+#[test]
 fn settings_without_an_effect_are_mistakes() {
     let folder = Folder::new();
     let (agents, store) = ("agents = \"127.0.0.1:7443\"\n", "[store]\npath = \"s\"\n");
@@ -307,6 +330,10 @@ fn settings_without_an_effect_are_mistakes() {
             "[store]: `tls` has no effect on a store in a file; remove `tls`, or write `endpoints`",
         ),
         ("[store]\nendpoints = []\n".to_owned(), "`endpoints` is empty; write a member's URL"),
+        (
+            "[store]\nendpoints = [\"http://e:1\", \"http://e:1\"]\n".to_owned(),
+            "[store]: `endpoints` names `http://e:1` twice; remove one of the two",
+        ),
         (
             format!("{store}[binding]\nreserved_code_points = [5, 0]\n"),
             "code point 0 is that of the shared queue, and no tenant gets it; write 1 to 63",

@@ -64,7 +64,7 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
     assert!(text.contains("lead back to it") && text.starts_with("f.toml:"), "{text}");
     for (base, from, to, says) in [
         (LISTED, "rate = \"1G\"", "rate = 0", "has rate 0; write a rate above 0"),
-        (LISTED, "rate = \"1G\"", "rate = nan", "floating point"),
+        (LISTED, "rate = \"1G\"", "rate = nan", "`rate`: NaN is not valid"),
         (LISTED, "rate = \"1G\"", "rate = \"fast\"", "not a rate"),
         (LISTED, "name = \"b\"", "name = \"a\"", "the name `a` is used twice"),
         (LISTED, "name = \"b\"", "name = \"b b\"", "\"b b\" is not a name of a server or switch"),
@@ -122,7 +122,7 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
         ("name = \"blue\"", "name = \"b e\"", "the name contains ' '; write 1 to 64 characters"),
         ("vms = 3", "vms = 33", "33 VMs do not fit into the 32 slots of the datacenter"),
         ("vms = 3", "vms = 0", "a class of VMs has 0 VMs; write 1 or more"),
-        ("rate = \"10M\"", "rate = nan", "floating point"),
+        ("rate = \"10M\"", "rate = nan", "`rate`: NaN is not valid"),
         ("rate = \"10M\"", "rate = 0", "a guarantee of 0 bit/s"),
         ("within = [\"rack-0\"]", "within = [\"rack-9\"]", "has no server or switch `rack-9`"),
         ("apart = [\"red\"]", "apart = [\"green\"]", "no earlier tenant has the name `green`"),
@@ -143,4 +143,34 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
         let place = format!("t.toml:{at}:");
         assert!(text.lines().any(|line| line.starts_with(&place)), "{place} {text}");
     }
+}
+
+#[test]
+fn a_mistake_in_a_class_has_the_line_of_the_class() {
+    let base = "[[tenant]]\nname = \"red\"\n\n[[tenant.class]]\nvms = 1\nrate = \"1M\"\n\n\
+        [[tenant.class]]\nvms = 2\nsend = \"1M\"\nrecv = \"2M\"\n";
+    assert_eq!(parse_tenants(base, "t.toml", &topology(), &[]).unwrap().len(), 1);
+    for (from, to, place, says) in [
+        ("vms = 2", "vms = 0", "9:7", "a class of VMs has 0 VMs; write 1 or more"),
+        ("rate = \"1M\"", "rate = 0", "6:8", "a guarantee of 0 bit/s is not allowed; write"),
+        ("recv = \"2M\"", "recv = 0", "11:8", "a guarantee of 0 bit/s is not allowed; write"),
+        ("recv = \"2M\"\n", "", "10:8", "a guarantee needs either `rate`, or both"),
+        ("rate = \"1M\"\n", "", "4:1", "a guarantee needs either `rate`, or both"),
+        ("vms = 2", "vms = 99", "4:1", "100 VMs do not fit into the 32 slots"),
+        ("vms = 2\n", "", "8:1", "`vms` is missing; add `vms = ...`"),
+        ("rate", "rat", "6:1", "unknown key `rat`; did you mean `rate`?"),
+        (
+            "vms = 1",
+            "vms = -1",
+            "5:7",
+            "`class.vms`: -1 is out of range; write a whole number from 1 to 1048576",
+        ),
+    ] {
+        let text = tenants_refused(&base.replacen(from, to, 1));
+        assert!(text.starts_with(&format!("t.toml:{place}: tenant \"red\": {says}")), "{text}");
+        assert_eq!(text.lines().count(), 1, "{to}: {text}");
+    }
+    let both = tenants_refused(&base.replace("vms = ", "vms = -"));
+    let places: Vec<_> = both.lines().filter_map(|line| line.split(": ").next()).collect();
+    assert_eq!(places, ["t.toml:5:7", "t.toml:9:7"], "{both}");
 }

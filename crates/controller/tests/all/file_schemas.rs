@@ -214,6 +214,7 @@ const CASES: &[Cases] = &[
             "[store]\npath = \"s\"\nendpoints = [\"e\"]",
             "[store]\npath = \"s\"\nendpoints = []",
             "[store]\nendpoints = []",
+            "[store]\nendpoints = [\"e\", \"e\"]",
             "[store]\npath = \"s\"\ntls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "[store]\nendpoints = [\"e\"]\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\", crl = \"d\" }",

@@ -380,8 +380,7 @@ mod tests {
         let error = object::<config::Rule>("rule", rule).unwrap_err();
         assert_eq!(
             error.message(),
-            "rule \"f\": `priority`: invalid value: integer `99999999`; write a whole number \
-             from 0 to 65535"
+            "rule \"f\": `priority`: 99999999 is out of range; write a whole number from 0 to 65535"
         );
         let port = "name = \"p\"\nvlan = 5000\ntap.interface = \"t\"\ntap.mode = 1\n";
         let error = object::<config::Port>("port", port).unwrap_err();

@@ -234,6 +234,7 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
             report.at(object, &format!("ip.{at}"), problem, "write a unicast address");
         }
     }
+    report.twice(object, "ip", &port.ip);
     if port.qinq && !port.ip.is_empty() {
         let problem =
             "`ip` excludes `qinq`: the switch does not read IP headers behind a second tag";

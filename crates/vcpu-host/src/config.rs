@@ -4,37 +4,22 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use penstock_toml::schema::Tables;
+use penstock_toml::{Object, Report, list, read_file, section, unknown_sections};
 use penstock_units::{Labels, NAME_REMEDY, check_name};
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
-use penstock_vcpu::planned::{Planned, planned};
+use penstock_vcpu::planned::planned;
 use penstock_vcpu::reservation::Reserve;
 use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
-use serde::Deserialize;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use serde_json::json;
+use toml_edit::Table;
 
 use crate::lease::Identity;
 use crate::restore;
 use crate::threads::{self, FindError, VcpuThread};
 
 pub use penstock_vcpu::terms::{RUN_DIR, Source};
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    vcpu: VcpuSection,
-    #[serde(default)]
-    vm: Vec<VmTable>,
-}
-
-/// The tables of a host's file that the vCPU scheduler uses.
-#[derive(Debug, Deserialize)]
-struct HostFile {
-    vcpu: Option<VcpuSection>,
-    #[serde(default)]
-    vm: Vec<VmTable>,
-}
 
 /// Configuration of a VM that the vCPU scheduler schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,13 +60,19 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
+impl From<penstock_toml::ConfigErrors> for ConfigErrors {
+    fn from(errors: penstock_toml::ConfigErrors) -> Self {
+        Self(errors.0.iter().map(ToString::to_string).collect())
+    }
+}
+
 impl Config {
     /// Reads and checks the configuration file at `path`.
     ///
     /// # Errors
     /// Returns every mistake in the file.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        read(path).and_then(|text| Self::parse(&text)).map_err(|wrong| named(path, wrong))
+        Self::read(&read_file(path)?, &path.display().to_string())
     }
 
     /// Parses the text of a configuration file. From a host's file, the function uses only `[vcpu]`
@@ -90,7 +81,13 @@ impl Config {
     /// # Errors
     /// Returns every mistake in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        let (section, tables) = tables(text)?;
+        Self::read(text, "")
+    }
+
+    /// Parses the text of the file with the name `file`.
+    fn read(text: &str, file: &str) -> Result<Self, ConfigErrors> {
+        let (section, tables) =
+            penstock_toml::read(text, file, |root, report| Objects::read(root, report)?.values())?;
         let vm = |table: &VmTable| {
             Some(VmConfig {
                 name: table.name.clone(),
@@ -107,122 +104,95 @@ impl Config {
     }
 }
 
-/// Parses the tables `[vcpu]` and `[[vm]]` of a configuration file. The error lists all mistakes of
-/// the file.
-fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
-    let unread = |error: toml::de::Error| ConfigErrors(vec![placed(text, &error)]);
-    let all: toml::Table = toml::from_str(text).map_err(unread)?;
-    let file: File = if all.contains_key("host") {
-        // Only an error of the text has a line.
-        let HostFile { vcpu, vm } = toml::from_str(text).map_err(unread)?;
-        let Some(vcpu) = vcpu else {
-            let why = "this host has no [vcpu]; add it with `cpus`, and a [[vm]] for each VM";
-            return Err(ConfigErrors(vec![why.to_owned()]));
-        };
-        File { vcpu, vm }
-    } else {
-        toml::from_str(text).map_err(unread)?
-    };
-    let places = Places::of(text);
-    let in_section = |mistake: &Mistake| {
-        format!("{}: [vcpu] {mistake}", places.of_key("vcpu", None, mistake.key))
-    };
-    let mut wrong: Vec<String> = file.vcpu.mistakes().iter().map(in_section).collect();
-    let mut names = HashSet::new();
-    for (at, table) in file.vm.iter().enumerate() {
-        let name = &table.name;
-        let mut say = |key: &str, mistake: &dyn fmt::Display| {
-            let place = places.of_key("vm", Some(at), key);
-            wrong.push(format!("{place}: [[vm]] \"{name}\": {mistake}"));
-        };
-        if !names.insert(name) {
-            say("name", &"the name is used twice; rename one");
+/// The tables `[vcpu]` and `[[vm]]` of a text, with their places.
+struct Objects<'a> {
+    vcpu: Object<'a, VcpuSection>,
+    vms: Vec<Object<'a, VmTable>>,
+}
+
+impl<'a> Objects<'a> {
+    /// Reads the tables and reports all mistakes in them. In a host's file, other programs check
+    /// the other tables.
+    fn read(root: &'a Table, report: &mut Report<'_>) -> Option<Self> {
+        report.set_schema(schema);
+        let is_host = root.contains_key("host");
+        if !is_host {
+            unknown_sections(root, &["vcpu", "vm"], report);
         }
-        if let Err(mistake) = check_name(name) {
-            say("name", &format!("{mistake}; {NAME_REMEDY}"));
-        }
-        table.mistakes().iter().for_each(|mistake| say(mistake.key, mistake));
-    }
-    if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
-}
-
-/// Returns an error of TOML on one line, with its place in the text.
-fn placed(text: &str, error: &toml::de::Error) -> String {
-    let place = place(text, error.span().map_or(0, |span| span.start));
-    format!("{place}: {}", error.message().trim_end().replace('\n', " "))
-}
-
-/// Returns the line and the column of the byte `at`.
-fn place(text: &str, at: usize) -> String {
-    let before = text.get(..at).unwrap_or_default();
-    let line = 1 + before.matches('\n').count();
-    let column = 1 + before.rsplit('\n').next().unwrap_or_default().chars().count();
-    format!("line {line}, column {column}")
-}
-
-/// Places of the keys in a text. The values of [`File`] have no places.
-struct Places<'a> {
-    text: &'a str,
-    root: DeValue<'a>,
-}
-
-impl<'a> Places<'a> {
-    fn of(text: &'a str) -> Self {
-        let root = DeTable::parse(text).map(Spanned::into_inner).unwrap_or_default();
-        Self { text, root: DeValue::Table(root) }
-    }
-
-    /// Returns the place of `key` in `[table]`, or in the table `[[table]]` with the index `at`. If
-    /// the table does not have the key, returns the place of the table.
-    fn of_key(&self, table: &str, at: Option<usize>, key: &str) -> String {
-        let tables = self.root.get(table);
-        let table = match at {
-            Some(at) => tables.and_then(|tables| tables.get_ref().get(at)),
-            None => tables,
+        let Some(vcpu) = section::<VcpuSection>(root, "vcpu", report) else {
+            let object = if is_host { "this host" } else { "the file" };
+            let remedy = "add it with `cpus`, and a [[vm]] for each VM";
+            report.file(format!("{object} has no [vcpu]"), remedy);
+            return None;
         };
-        let found = table.and_then(|table| table.get_ref().get(key)).or(table);
-        place(self.text, found.map_or(0, |found| found.span().start))
+        tell(&vcpu, vcpu.value.as_ref().map(VcpuSection::mistakes), report);
+        let vms = list::<VmTable>(root, "vm", report);
+        let mut names = HashSet::new();
+        for vm in &vms {
+            if let Some(name) = &vm.name {
+                if !names.insert(name) {
+                    report.at(vm, "name", "the name is used twice", "rename one");
+                }
+                if let Err(mistake) = check_name(name) {
+                    report.at(vm, "name", mistake.to_string(), NAME_REMEDY);
+                }
+            }
+            tell(vm, vm.value.as_ref().map(VmTable::mistakes), report);
+        }
+        Some(Self { vcpu, vms })
+    }
+
+    fn values(&self) -> Option<(VcpuSection, Vec<VmTable>)> {
+        let vms = self.vms.iter().map(|vm| vm.value.clone()).collect::<Option<Vec<_>>>()?;
+        Some((self.vcpu.value.clone()?, vms))
     }
 }
 
-/// Lists the deadlines and reservations that do not fit if all VMs run, one per line.
-fn unfit(text: &str, section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
-    let places = Places::of(text);
-    let planned = planned(section, &tables.iter().collect::<Vec<_>>());
-    let told = |(at, (table, planned)): (usize, (&VmTable, Planned))| {
-        let problem = planned.problem?;
-        let place = places.of_key("vm", Some(at), "deadline");
-        Some(format!("{place}: [[vm]] \"{}\": {problem}", table.name))
-    };
-    ConfigErrors(tables.iter().zip(planned).enumerate().filter_map(told).collect())
+/// Returns the schema of the tables, for the ranges of their keys.
+fn schema() -> String {
+    let mut tables = Tables::default();
+    let keys = json!({ "vcpu": tables.one::<VcpuSection>(), "vm": tables.list::<VmTable>() });
+    tables.file("", keys, &[], json!({}))
+}
+
+fn tell<T>(object: &Object<'_, T>, mistakes: Option<Vec<Mistake>>, report: &mut Report<'_>) {
+    for Mistake { key, problem, remedy } in mistakes.unwrap_or_default() {
+        report.at(object, key, problem, remedy);
+    }
 }
 
 /// Reads a configuration file and finds all mistakes and all deadlines that do not fit. If the
 /// tables have no mistakes, the function returns the tables.
 #[must_use]
 pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
-    let read = read(path).and_then(|text| Ok((tables(&text)?, text)));
-    match read {
-        Ok(((section, vms), text)) => {
-            let wrong = unfit(&text, &section, &vms);
-            (Some((section, vms)), named(path, wrong))
-        }
-        Err(wrong) => (None, named(path, wrong)),
+    let mut found = None;
+    let file = path.display().to_string();
+    let read = read_file(path).and_then(|text| {
+        penstock_toml::read(&text, &file, |root, report| {
+            let objects = Objects::read(root, report)?;
+            let (section, tables) = objects.values().filter(|_| report.is_empty())?;
+            unfit(&objects.vms, &section, &tables, report);
+            found = Some((section, tables));
+            Some(())
+        })
+    });
+    (found, read.err().map_or_else(|| ConfigErrors(Vec::new()), ConfigErrors::from))
+}
+
+/// Reports the deadlines and reservations that do not fit if all VMs run.
+fn unfit(
+    objects: &[Object<'_, VmTable>],
+    section: &VcpuSection,
+    tables: &[VmTable],
+    report: &mut Report<'_>,
+) {
+    let planned = planned(section, &tables.iter().collect::<Vec<_>>());
+    for (object, planned) in objects.iter().zip(planned) {
+        let Some(problem) = planned.problem else { continue };
+        let (problem, remedy) =
+            problem.split_once("; ").unwrap_or((&problem, "see docs/reference/vcpu.md"));
+        report.at(object, "deadline", problem, remedy);
     }
-}
-
-fn read(path: &Path) -> Result<String, ConfigErrors> {
-    let unread = |error| {
-        ConfigErrors(vec![format!(
-            "the file cannot be read: {error}; check the path and its permissions"
-        )])
-    };
-    std::fs::read_to_string(path).map_err(unread)
-}
-
-/// Writes the file's name before each line of the errors.
-fn named(path: &Path, ConfigErrors(lines): ConfigErrors) -> ConfigErrors {
-    ConfigErrors(lines.iter().map(|line| format!("{}: {line}", path.display())).collect())
 }
 
 impl VmConfig {
@@ -347,9 +317,9 @@ mod tests {
             "\"a\": the name is used twice",
             "\"a\": `vcpu_weight`",
             "\"a\": `deadline` has no effect in this",
-            "line 16, column 12: [[vm]] \"b\": `deadline` \"2 s\" is not valid; write 0.5 ms",
-            "line 2, column 8: [vcpu] ",
-            "line 11, column 15: [[vm]] \"a\": `vcpu_weight`",
+            "16:12: vm \"b\": `deadline` \"2 s\" is not valid; write 0.5 ms",
+            "2:8: [vcpu]: ",
+            "11:15: vm \"a\": `vcpu_weight`",
             "\"b\": `io_reserve`: 51",
             "\"c\": `vcpu_mode` driver",
             "\"d\": the VM needs exactly one source of its threads",
@@ -361,8 +331,11 @@ mod tests {
         }
         assert!(wrong("[vcpu]\ncpus = []\n").contains("name 1 to 56"));
         let key = wrong("[vcpu]\ncpu = [1]\n");
-        assert!(key.starts_with("line 2, column 1: unknown field `cpu`"), "{key}");
-        assert_eq!(key.lines().count(), 1, "{key}");
+        assert!(key.contains("2:1: [vcpu]: unknown key `cpu`; did you mean `cpus`?"), "{key}");
+        let number = wrong("[vcpu]\ncpus = [1]\ndeadlines_max = -1\n");
+        let says = "3:17: [vcpu]: `deadlines_max`: -1 is out of range; write a whole number from 1 \
+                    to 100";
+        assert_eq!(number, says);
     }
 
     #[test]
@@ -396,7 +369,7 @@ mod tests {
         let host = "[host]\nname = \"h\"\n[[port]]\nname = \"p\"\n";
         let vm = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\npid = 1\n";
         let text = wrong(&format!("{host}{vm}labels = {{ \"a b\" = \"x\" }}\n"));
-        assert!(text.contains("line 10,") && text.contains("key \"a b\" is not allowed"), "{text}");
+        assert!(text.starts_with("10:") && text.contains("key \"a b\" is not allowed"), "{text}");
         let good = Config::parse(&format!("{host}{vm}")).unwrap();
         assert_eq!(good.vms.len(), 1);
         assert!(wrong(host).contains("this host has no [vcpu]"), "{}", wrong(host));

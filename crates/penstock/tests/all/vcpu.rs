@@ -331,13 +331,10 @@ fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
 
     std::fs::write(&file, text("0.5") + &vm("third", "")).unwrap();
     let said = check("vcpu", &[]).fails();
-    assert!(
-        said.contains("vcpu.toml: line 7, column 12: [[vm]] \"voice\": deadline refused"),
-        "{said}"
-    );
+    assert!(said.contains("vcpu.toml:7:12: vm \"voice\": deadline refused"), "{said}");
     assert!(said.contains("a deadline of 1 ms") && said.contains("penstock: 1 mistake"), "{said}");
 
     std::fs::write(&file, text("3").replace("cpus = [0]", "cpus = []")).unwrap();
     let said = check("vcpu", &[]).fails();
-    assert!(said.contains("vcpu.toml: line 2, column 8: [vcpu] `cpus`"), "{said}");
+    assert!(said.contains("vcpu.toml:2:8: [vcpu]: `cpus`"), "{said}");
 }

@@ -16,12 +16,12 @@
 //!
 //! A VM may have frames for 2 s in its lines when its tenant gets a queue and the limits end. If
 //! all frames left at once, most would be lost: the next switch has room for 25 ms in this queue.
-//! So frames leave at [`SPEED`] times the former rates of the VM and of the pair. New frames of a
-//! pair follow its frames that wait. TCP refills the line until the line sends the whole window in
-//! a round trip, so no fixed speed is high enough. The speed therefore doubles every
-//! [`SPEED_STEP`], as the rate of a new TCP connection does in each round trip. After
-//! [`SPEED_STEPS`] steps, all frames leave at once. Until then, the VM stays measured
-//! ([`PairTable::unlimit`]), and pairs with frames that wait keep their slots
+//! TCP notices the loss after a round trip, which lasts as long as the frames waited. So frames
+//! first leave little faster than the former rates of the VM and of the pair allow, by [`SURPLUS`].
+//! New frames of a pair follow its frames that wait. TCP refills the line until the line sends the
+//! whole window in a round trip, so no fixed speed is high enough. The surplus therefore doubles
+//! every [`SPEED_STEP`]. After [`SPEED_STEPS`] steps, all frames leave at once. Until then, the VM
+//! stays measured ([`PairTable::unlimit`]), and pairs with frames that wait keep their slots
 //! ([`PairTable::end_sender`]).
 //!
 //! # Bounds
@@ -42,13 +42,20 @@ use crate::policer::Size;
 const LATE_FRAMES: u64 = 16;
 /// Time after which a frame is late at any rate of its pair, if the output's limit is not longer.
 const LATE_MAX: Nanos = Nanos::from_secs(2);
-/// Speed at which frames first leave lines after the end of the limits, as a multiple of the former
-/// rates.
-const SPEED: u64 = 4;
-/// Time after which the speed doubles.
-const SPEED_STEP: Nanos = Nanos::from_millis(50);
+/// Former rate at which frames leave lines after the end of the limits, in the unit of speeds.
+const FORMER: u64 = 16;
+/// What the speed first has above the former rate: an eighth.
+const SURPLUS: u64 = 2;
+/// Time after which the surplus doubles. It is about a round trip of TCP whose frames wait in
+/// lines.
+const SPEED_STEP: Nanos = Nanos::from_millis(500);
 /// Number of steps after which all frames leave at once.
 const SPEED_STEPS: u64 = 8;
+
+/// Returns the speed after `steps` steps, in units of 1/16 of the former rate.
+const fn speed_after(steps: u64) -> u64 {
+    FORMER + (SURPLUS << steps)
+}
 
 /// Frames that left the lines of a VM after the end of its limits.
 #[derive(Debug)]
@@ -75,9 +82,9 @@ impl Emptying {
         (elapsed / SPEED_STEP.0, Nanos(elapsed % SPEED_STEP.0))
     }
 
-    /// Returns the present speed as a multiple of the former rates.
+    /// Returns how often the present speed contains the former rates, rounded up.
     pub(super) fn speed(&self, now: Nanos) -> u64 {
-        SPEED << self.steps(now).0.min(SPEED_STEPS)
+        speed_after(self.steps(now).0.min(SPEED_STEPS)).div_ceil(FORMER)
     }
 }
 
@@ -110,11 +117,13 @@ impl Vm {
         if steps < SPEED_STEPS {
             let of_vm = self.send.time_of(left.load(Ordering::Relaxed));
             let of_pair = slot.bucket.time_of(slot.emptied(since.load(Ordering::Relaxed)));
-            // The sum of the speeds over time, in time at the former rates.
-            let allowed = SPEED * (((SPEED_STEP.0 + rest.0) << steps) - SPEED_STEP.0);
-            let early = of_vm.max(of_pair).0.saturating_sub(allowed);
+            // The sums of the former rate and of the surplus over time.
+            let former = FORMER * (steps * SPEED_STEP.0 + rest.0);
+            let surplus = SURPLUS * (((SPEED_STEP.0 + rest.0) << steps) - SPEED_STEP.0);
+            let sent = of_vm.max(of_pair).0.saturating_mul(FORMER);
+            let early = sent.saturating_sub(former + surplus);
             if early > 0 {
-                let wait = early.div_ceil(SPEED << steps);
+                let wait = early.div_ceil(speed_after(steps));
                 return Err(Nanos(wait.min(SPEED_STEP.0 - rest.0)));
             }
         }
@@ -171,7 +180,7 @@ impl PairTable {
 
     /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
     /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
-    /// debt. If the VM has no limits any more, its lines become empty within half a second. A frame
+    /// debt. If the VM has no limits any more, its lines become empty within four seconds. A frame
     /// of a VM that is not measured leaves at once, because new frames do not wait.
     ///
     /// # Errors

@@ -246,8 +246,8 @@ fn frames_leave_faster_and_faster_if_the_limit_ends_and_others_follow_them() {
     table.release(VM);
     assert!(!line.offer(&table, FAR, FRAME, 40, now), "it follows the frames that wait");
     let mut left = Vec::new();
-    // A frame took 10 ms, then takes 2.5 ms, and 1.25 ms after 50 ms.
-    for (ms, count) in [(0, 1), (10, 5), (49, 20), (50, 21), (57, 26), (58, 27)] {
+    // A frame took 10 ms, then takes 8.9 ms.
+    for (ms, count) in [(0, 1), (8, 1), (9, 2), (100, 12), (231, 26), (232, 27)] {
         let now = now + Nanos::from_millis(ms);
         left.extend(std::iter::from_fn(|| line.leave(&table, now)).map(|(_, number)| number));
         assert_eq!(left.len(), count, "{ms} ms");
@@ -287,7 +287,7 @@ fn a_vm_is_measured_and_its_pair_has_its_slot_until_no_frame_waits() {
         left.extend(std::iter::from_fn(|| line.leave(&table, at)).map(|(_, number)| number));
     }
     assert!(left.iter().copied().eq(passed..60), "{left:?}");
-    assert!(at < now + Nanos::from_millis(400), "{at:?}");
+    assert!(at < now + Nanos::from_millis(420), "{at:?}");
     assert_eq!(ends(), (false, false, 0));
     assert_eq!(table.send(VM, FAR, FRAME, at), Sending::Free);
 }
@@ -301,17 +301,17 @@ fn a_line_leaves_as_fast_if_its_limit_returns_and_ends_again() {
         std::iter::from_fn(|| line.leave(&table, now)).count()
     };
     table.release(VM);
-    // 2.5 ms for a frame.
-    assert_eq!([0, 20_000].map(&mut leave), [1, 8]);
+    // 8.9 ms for a frame.
+    assert_eq!([0, 80_000].map(&mut leave), [1, 9]);
     table.hold(VM);
     table.release(VM);
-    assert_eq!([20_000, 22_499, 22_500].map(&mut leave), [1, 0, 1]);
+    assert_eq!([80_000, 88_888, 88_889].map(&mut leave), [1, 0, 1]);
 }
 
 #[test]
-fn lines_are_empty_in_less_than_half_a_second_after_the_end_of_any_limit() {
+fn lines_are_empty_four_seconds_after_the_end_of_any_limit() {
     // The time of 26 frames at the speed in each step, or of 49 frames at a high rate.
-    for (rate, millis) in [(1_000, 400), (100_000, 187), (MBIT, 57), (10 * MBIT, 12)] {
+    for (rate, millis) in [(1_000, 4_000), (100_000, 1_831), (MBIT, 231), (10 * MBIT, 43)] {
         let (table, now) = (guarantees(), Nanos::from_secs(1));
         let (line, passed) = filled(&table, BitsPerSecond(rate), 200, now);
         let waiting = line.frames.len();
@@ -327,8 +327,8 @@ fn a_fast_sender_neither_overtakes_its_line_nor_waits_long_after_the_end_of_its_
     let (mut line, passed) = filled(&table, mbps(1), 40, begin);
     table.release(VM);
     let (mut left, mut most, mut first) = (Vec::new(), 0, None);
-    // 10 Mbit/s.
-    for ms in 0..300_u32 {
+    // 10 Mbit/s. The line loses frames until its speed is as high.
+    for ms in 0..4_000_u32 {
         let (now, before) = (begin + Nanos::from_millis(ms.into()), left.len());
         left.extend(std::iter::from_fn(|| line.leave(&table, now)).map(|(_, number)| number));
         if line.offer(&table, FAR, FRAME, 40 + ms, now) {
@@ -337,10 +337,10 @@ fn a_fast_sender_neither_overtakes_its_line_nor_waits_long_after_the_end_of_its_
         }
         most = most.max(left.len() - before);
     }
-    assert!(left.iter().copied().eq(passed..340), "{left:?}");
-    assert_eq!(line.refused, 0);
+    assert!(left.is_sorted() && left.starts_with(&[passed]) && left.ends_with(&[4_039]));
+    assert_eq!(u32::try_from(left.len()).unwrap() + line.refused, 4_040 - passed);
     assert!(most <= 5, "a burst of {most} frames");
-    assert!(first.is_some_and(|ms| (150..200).contains(&ms)), "{first:?}");
+    assert!(first.is_some_and(|ms| (3_000..4_000).contains(&ms)), "{first:?}");
 }
 
 #[test]
@@ -351,9 +351,9 @@ fn a_line_has_room_for_the_speed_at_which_it_leaves_after_the_end_of_its_limit()
     (40..240).for_each(|number| {
         line.offer(&table, FAR, FRAME, number, now);
     });
-    // Four times 32,768 bytes, and a part of the last frame.
-    assert_eq!((line.frames.len(), line.refused), (105, 121));
-    assert_eq!(table.sending().next().unwrap().refused, 121);
+    // Twice 32,768 bytes, and a part of the last frame.
+    assert_eq!((line.frames.len(), line.refused), (53, 173));
+    assert_eq!(table.sending().next().unwrap().refused, 173);
 }
 
 #[test]
@@ -380,13 +380,13 @@ fn the_lines_of_a_vm_together_leave_at_a_multiple_of_its_former_limit() {
     assert_eq!([0, 1].map(|line: usize| lines[line].frames.len()), [10, 14]);
     table.release(VM);
     let mut left = 0;
-    // 2.5 ms for a frame of any line.
+    // 8.9 ms for a frame of any line.
     for ms in 0..50 {
         let now = now + Nanos::from_millis(ms);
         for line in &mut lines {
             left += std::iter::from_fn(|| line.leave(&table, now)).count();
         }
-        assert_eq!(left as u64, 2 * ms / 5 + 1, "{ms} ms");
+        assert_eq!(left as u64, 9 * ms / 80 + 1, "{ms} ms");
     }
 }
 

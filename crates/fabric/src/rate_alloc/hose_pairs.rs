@@ -43,7 +43,7 @@
 //!   asks more often, because many pairs may begin at the same time.
 //! - A pair whose limit is not in force asks a quarter as often. Its questions and answers have no
 //!   code point, so they take bandwidth from the tenants in the shared queue. When the limits of a
-//!   tenant come into force, its pairs ask at once.
+//!   tenant come into force, its pairs ask like new pairs.
 //! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
 //!   one and a half times the time between its questions, as without demand.
 //!
@@ -179,10 +179,8 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
-    /// Periods since the pair began.
+    /// Periods since the pair began, or since its limit came into force.
     age: u32,
-    /// Whether the pair's limit comes into force in this period.
-    begins: bool,
     flows: FlowCount,
 }
 
@@ -278,14 +276,15 @@ impl HosePairs {
         limits
     }
 
-    /// Lets the pairs of tenants whose limits come into force ask soon. Until they did, their
-    /// receivers count them as pairs with demand.
+    /// Lets the pairs of tenants whose limits come into force ask like new pairs. Until they did,
+    /// their receivers count them as pairs with demand.
     fn begin_limits(&mut self, members: &BTreeMap<u16, Member>) {
         let held = members.values().filter(|member| member.is_held).map(|member| member.tenant);
         let before = std::mem::replace(&mut self.held, held.collect());
         let begins =
             |vm: &u16| members.get(vm).is_some_and(|of| of.is_held && !before.contains(&of.tenant));
-        self.senders.iter_mut().for_each(|(id, sender)| sender.begins = begins(&id.vm));
+        let senders = self.senders.iter_mut().filter(|(id, _)| begins(&id.vm));
+        senders.for_each(|(_, sender)| sender.age = 0);
         let receivers = self.receivers.iter_mut().filter(|(id, _)| begins(&id.vm));
         receivers.for_each(|(_, receiver)| receiver.quiet = 0);
     }
@@ -442,7 +441,6 @@ impl Sender {
             silent: 0,
             idle: 0,
             age: 0,
-            begins: false,
             flows: FlowCount::default(),
         }
     }
@@ -505,9 +503,6 @@ impl Sender {
     /// old.
     fn asks_every(&self, part: BitsPerSecond, is_held: bool) -> Nanos {
         let [least, _] = QUESTIONS;
-        if self.begins {
-            return least;
-        }
         let age = PERIOD.0.saturating_mul(self.age.into()).max(least.0);
         Nanos(question_period(part, is_held).0.min(age))
     }
@@ -541,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_ask_often_when_they_begin_and_soon_when_their_limits_come_into_force() {
+    fn pairs_ask_often_when_they_begin_and_when_their_limits_come_into_force() {
         let hose = Hose { send: BitsPerSecond(100_000), receive: BitsPerSecond(100_000) };
         let id = PairId { vm: 1, peer: 2, epoch: 1 };
         let mut sent = SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None, flows: 0 };
@@ -554,6 +549,7 @@ mod tests {
         };
         let every: Vec<u64> = (1..=60).map(|number| asks_every(number, false)).collect();
         assert_eq!([every[0], every[5], every[59]], [100, 300, 2_400]);
-        assert_eq!([61, 62, 63].map(|number| asks_every(number, true)), [100, 1_200, 1_200]);
+        assert_eq!([61, 62, 63].map(|number| asks_every(number, true)), [100, 100, 150]);
+        assert_eq!((64..=100).map(|number| asks_every(number, true)).last(), Some(1_200));
     }
 }

@@ -21,7 +21,8 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn stages(plan: &PlanTimes) -> Value {
+/// Returns how long each stage of a plan took.
+pub(crate) fn stages(plan: &PlanTimes) -> Value {
     let stage = |(kind, took): &(StageKind, Duration)| {
         let (stage, took_us) = (kind.to_string(), micros(*took));
         json!({ "stage": stage, "took_us": took_us })

@@ -195,6 +195,7 @@ impl OperatorService for Operator {
             "steps": report.steps,
             "taken_back": report.taken_back,
             "plan_us": u64::try_from(report.plan.took().as_micros()).unwrap_or(u64::MAX),
+            "plan_stages": view::stages(&report.plan),
             "mode": "hold",
         });
         reply(&text)

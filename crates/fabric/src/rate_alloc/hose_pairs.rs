@@ -50,8 +50,10 @@
 //! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
 //! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in the
 //! lines ([`HoseLimits::vms`]). The sum contains the whole limit of each pair: a pair that begins
-//! to send more must not wait for another pair of its VM. Otherwise, and for a pair without a
-//! limit, a VM has twice the sender's guarantee, so that only floods wait.
+//! to send more must not wait for another pair of its VM. A VM never has more than its share of the
+//! sender's guarantee, which the host divides by the VMs' demands, and what all VMs leave of it.
+//! The demand of a VM that reached its share is not known, and counts as unlimited. Shares follow
+//! in the next period, so a VM that begins has at least the limit of a new pair.
 //!
 //! # Bounds
 //!
@@ -64,9 +66,9 @@
 //!
 //! # Departures
 //!
-//! ElasticSwitch limits a pair to the smaller part of both sides. Here, frames above the sender's
-//! part wait in a queue of the tenant, where TCP loses no frame. ElasticSwitch divides a guarantee
-//! equally among pairs.
+//! ElasticSwitch limits a pair to the smaller part of both sides. Here, the sender's guarantee
+//! limits a VM and not its pairs, so a pair need not wait for a period until it may use what
+//! another one leaves. ElasticSwitch divides a guarantee equally among pairs.
 //!
 //! # Cost
 //!
@@ -184,9 +186,14 @@ struct Sender {
     flows: FlowCount,
 }
 
-/// Limit of a VM, as the sum of what its pairs may send.
+/// The pairs of a VM in sum.
 #[derive(Clone, Copy, Debug, Default)]
 struct VmSum {
+    /// Rate in the last periods.
+    rate: u64,
+    /// Demand that the receivers' parts allow.
+    uses: u64,
+    flows: u32,
     /// Sum for the pairs with limits.
     limited: u64,
     /// Whether a pair has no limit.
@@ -208,6 +215,8 @@ pub struct HosePairs {
     senders: BTreeMap<PairId, Sender>,
     receivers: BTreeMap<PairId, Receiver>,
     arrivals: Arrivals,
+    /// Limits of the VMs in the last period.
+    vms: Vec<(u16, BitsPerSecond)>,
     /// Tenants whose limits were in force in the last period.
     held: BTreeSet<u16>,
 }
@@ -244,6 +253,7 @@ impl HosePairs {
             senders: BTreeMap::new(),
             receivers: BTreeMap::new(),
             arrivals: Arrivals::new(),
+            vms: Vec::new(),
             held: BTreeSet::new(),
         }
     }
@@ -314,7 +324,7 @@ impl HosePairs {
 
     /// Divides what each tenant's VMs may send by the pairs' demands, and sums up the limits of
     /// each VM.
-    fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
+    fn limit_senders(&mut self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
         let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
@@ -334,18 +344,54 @@ impl HosePairs {
             for (((id, sender), part), (_, flows)) in pairs.iter().zip(&parts).zip(&wants) {
                 let first = sender.is_new().then(|| first_limit(hose, count));
                 let (limit, want) = (sender.limit.or(first), sender.want());
-                sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
+                sums.entry(id.vm).or_default().add(sender, limit, hose);
                 let (id, part, flows) = (**id, *part, *flows);
                 let ask_every = sender.asks_every(part, is_held);
                 limits.send.push(SendLimit { id, limit, part, want, flows, ask_every });
             }
         }
+        let shares = self.divide_among_vms(members, &sums);
+        for (vm, Member { tenant, hose, .. }) in members {
+            let count = new.get(tenant).copied().unwrap_or(0);
+            let first = first_limit(hose.send, count + 1);
+            let sum = sums.get(vm).map_or(hose.send, |sum| sum.limit(hose.send));
+            let share = shares.get(vm).copied().unwrap_or_default().max(first);
+            limits.vms.push((*vm, sum.min(share)));
+            limits.first.push((*vm, first));
+        }
+        self.vms.clone_from(&limits.vms);
+    }
+
+    /// Divides each tenant's guaranteed sending rate among its VMs by their demands. Each VM may also
+    /// have what all VMs leave.
+    fn divide_among_vms(
+        &self,
+        members: &BTreeMap<u16, Member>,
+        sums: &BTreeMap<u16, VmSum>,
+    ) -> BTreeMap<u16, BitsPerSecond> {
+        let mut of_tenant: BTreeMap<u16, (BitsPerSecond, Vec<(u16, _)>)> = BTreeMap::new();
         for (vm, Member { tenant, hose, .. }) in members {
             let sum = sums.get(vm).copied().unwrap_or_default();
-            limits.vms.push((*vm, sum.limit(hose.send)));
-            let count = new.get(tenant).copied().unwrap_or(0);
-            limits.first.push((*vm, first_limit(hose.send, count + 1)));
+            let before = self.vms.iter().find(|(of, _)| of == vm).map(|(_, limit)| *limit);
+            let is_held =
+                before.is_some_and(|limit| sum.rate >= scaled(limit.0, HELD_PERCENT, 100));
+            let want = if is_held { UNLIMITED } else { BitsPerSecond(sum.uses) };
+            let of = of_tenant.entry(*tenant).or_insert((hose.send, Vec::new()));
+            of.1.push((*vm, (want, sum.flows.max(1))));
         }
+        let (mut shares, mut parts) = (BTreeMap::new(), Vec::new());
+        for (hose, vms) in of_tenant.values() {
+            let wants: Vec<_> = vms.iter().map(|(_, want)| *want).collect();
+            partition::fill_by_weight(*hose, &wants, &mut parts);
+            for (part, (want, _)) in parts.iter_mut().zip(&wants) {
+                *part = (*part).min(*want);
+            }
+            let used = parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.0));
+            let left = hose.0.saturating_sub(used);
+            let share = |part: &BitsPerSecond| BitsPerSecond(part.0.saturating_add(left));
+            shares.extend(vms.iter().zip(&parts).map(|((vm, _), part)| (*vm, share(part))));
+        }
+        shares
     }
 
     /// Divides each tenant's guaranteed receiving rate among the pairs whose senders asked.
@@ -408,23 +454,23 @@ fn first_limit(hose: BitsPerSecond, count: usize) -> BitsPerSecond {
 }
 
 impl VmSum {
-    /// Adds what a pair with the limit `limit` may send, at most the sender's guarantee `hose`.
-    fn add(&mut self, limit: Option<BitsPerSecond>, is_held: bool, hose: BitsPerSecond) {
+    /// Adds a pair that may send as much as `limit`, at most the sender's guarantee `hose`.
+    fn add(&mut self, pair: &Sender, limit: Option<BitsPerSecond>, hose: BitsPerSecond) {
+        self.rate = self.rate.saturating_add(pair.rate.0);
+        self.uses = self.uses.saturating_add(pair.uses().0);
+        self.flows = self.flows.saturating_add(pair.flows.estimate());
         let Some(limit) = limit else {
             self.has_free = true;
             return;
         };
         self.limited = self.limited.saturating_add(limit.min(hose).0);
-        self.has_held |= is_held;
+        self.has_held |= pair.want() == UNLIMITED;
     }
 
+    /// Returns the limit of the VM, if its share of the sender's guarantee `hose` is all of it.
     fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
-        let flood = hose.0.saturating_mul(2);
-        BitsPerSecond(match self {
-            Self { has_held: false, .. } => flood,
-            Self { has_free: true, limited, .. } => limited.saturating_add(flood),
-            Self { limited, .. } => limited,
-        })
+        let is_sum = self.has_held && !self.has_free;
+        if is_sum { BitsPerSecond(self.limited) } else { hose }
     }
 }
 
@@ -533,6 +579,29 @@ mod tests {
         let quiet = |rate| quiet_periods(BitsPerSecond(rate), true);
         assert_eq!([0, 288_000, 5_000_000].map(quiet), [36, 15, QUIET_PERIODS]);
         assert!(quiet_periods(BitsPerSecond(0), false) < END_PERIODS);
+    }
+
+    #[test]
+    fn the_vms_of_a_host_share_the_senders_guarantee_by_the_demands_of_their_pairs() {
+        let mbps = |rate: u64| BitsPerSecond(rate * 1_000_000);
+        let hose = Hose { send: mbps(8), receive: mbps(8) };
+        let member = |vm: u16| (vm, Member { tenant: 7, hose, is_held: true });
+        let members = [1, 2, 3].map(member).into();
+        // Rates of the first two VMs, and limits of all VMs. The third VM has no pair yet.
+        for (rates, limits) in [([6, 4], [4, 4, 4]), ([5, 1], [7, 4, 4]), ([1, 0], [8, 7, 7])] {
+            let (mut pairs, mut got) = (HosePairs::new(), Vec::new());
+            for period in 1..=60_u32 {
+                let sent = [1, 2].map(|vm: u16| {
+                    let id = PairId { vm, peer: 9, epoch: 1 };
+                    let bytes = mbps(rates[usize::from(vm) - 1]).0 / 160 * u64::from(period);
+                    SentPair { id, bytes, refused: 0, asked: period, answer: None, flows: 1 }
+                });
+                let now = Nanos::from_millis(50 * u64::from(period));
+                got = pairs.period_ends(now, &members, &sent, &[]).vms;
+            }
+            let due: Vec<_> = (1..).zip(limits.map(mbps)).collect();
+            assert_eq!(got, due, "{rates:?}");
+        }
     }
 
     #[test]

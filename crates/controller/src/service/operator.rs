@@ -13,6 +13,7 @@ use crate::agents::Leading;
 use crate::fabric_state::ChangeRefused;
 use crate::intent::{Mode, TenantSpec};
 use crate::leader::{Leader, LeaderError};
+use crate::view;
 use crate::wire::v1::operator_service_server::OperatorService;
 use crate::wire::v1::{
     GetViewRequest, GrowTenantRequest, Json, RaiseEpochRequest, RevertRequest, SetModeRequest,

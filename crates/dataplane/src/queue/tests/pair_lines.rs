@@ -399,7 +399,7 @@ fn a_line_leaves_soon_but_not_at_once_if_its_limit_ends_and_new_frames_follow_it
     uplink.table.release(1);
     assert_eq!(uplink.offer((1, FAR), 40, 1_000), Fate::Waits);
     let mut left = Vec::new();
-    for millis in 0..100 {
+    for millis in 0..200 {
         let now = uplink.go(1_000_000);
         assert!(now.len() <= 1, "{} frames after {millis} ms", now.len());
         left.extend(now.into_iter().map(|(_, number)| number));

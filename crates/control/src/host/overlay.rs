@@ -112,9 +112,9 @@ struct Limits {
     held: Held,
 }
 
-/// Ratio of a tenant's ceiling to its guarantee, in thousandths. The VMs and pairs of the tenant are
-/// limited to about the guarantee. A ceiling just above that would empty so slowly that a few frames
-/// of one burst wait in it for seconds, and CoDel would signal there all the time.
+/// Ratio of a tenant's ceiling to its guarantee, in thousandths. The VMs and pairs of the tenant
+/// are limited to about the guarantee. A ceiling just above that would empty so slowly that a few
+/// frames of one burst wait in it for seconds, and CoDel would signal there all the time.
 const CEILING_PERMILLE: u32 = 1_250;
 
 impl Limits {

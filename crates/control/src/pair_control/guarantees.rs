@@ -12,10 +12,10 @@
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
 //! Frames above a pair's limit wait in a line of the pair at the uplink, and so do frames of a VM
-//! above the VM's limit. The limits are multiplied by [`HEADROOM`] and [`VM_HEADROOM`], because a VM
-//! also pays for its questions. Buckets count bytes on a link, as the tenant's lane does. The lane
-//! is faster: otherwise, frames of all pairs would wait once more in the lane, where pairs do not
-//! get their parts.
+//! above the VM's limit. The limits are multiplied by [`HEADROOM`] and [`VM_HEADROOM`], because a
+//! VM also pays for its questions. Buckets count bytes on a link, as the tenant's lane does. The
+//! lane is faster: otherwise, frames of all pairs would wait once more in the lane, where pairs do
+//! not get their parts.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +30,8 @@ use super::{PairUse, VmTerms, part, received, sent};
 
 /// Ratio of the rate of the bucket of a pair to its limit, in thousandths.
 const HEADROOM: u64 = 1_010;
-/// Ratio of the rate of the bucket of a VM to its limit, in thousandths. A receiving host may divide
-/// up to 1.02 times the guarantee, so the pairs at a receiver have as much.
+/// Ratio of the rate of the bucket of a VM to its limit, in thousandths. A receiving host may
+/// divide up to 1.02 times the guarantee, so the pairs at a receiver have as much.
 const VM_HEADROOM: u64 = 1_030;
 
 /// Tenant of a VM whose pairs are measured, and the tenant's guarantees.

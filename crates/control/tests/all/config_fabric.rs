@@ -25,12 +25,12 @@ fn what_the_fabric_gives_nobody_else_gives() {
     assert!(nowhere.iter().all(|error| error.contains("has no host or no port")), "{nowhere:?}");
     assert_eq!(
         told(
-            "controllers = [\"c\", \"https://c:1\", \"ftp://c:1\"]\nuplink = \"no\"\nname = \"\"\n"
+            "controllers = [\"c\", \"https://c:1\", \"ftp://d:1\"]\nuplink = \"no\"\nname = \"\"\n"
         ),
         [
             "[fabric]: \"c\" has no host or no port; write host and port, as in \"10.0.0.1:7000\"",
             "[fabric]: \"https://c:1\" is an https address, but `tls` is not set; add `tls`",
-            "[fabric]: \"ftp://c:1\" is neither http:// nor https://; write host:port",
+            "[fabric]: \"ftp://d:1\" is neither http:// nor https://; write host:port",
             "[fabric]: port \"no\" does not exist; name a [[port]] of this file",
             "[fabric]: \"\" is not a name of a server; write the name from the topology (1 to 63 \
             characters, no blanks)",

@@ -104,8 +104,8 @@ pub(super) struct PairLines {
 }
 
 /// When a line is looked at, as its number `turn`. Lines of a VM that waits for its own limit are
-/// looked at at the same time, and take turns. In a turn, as many frames leave as the pair has flows
-/// ([`PairTable::frames_of_turn`]).
+/// looked at at the same time, and take turns. In a turn, as many frames leave as the pair has
+/// flows ([`PairTable::frames_of_turn`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Nanos,

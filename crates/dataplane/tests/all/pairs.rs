@@ -391,7 +391,7 @@ fn frames_that_wait_leave_with_the_code_point_of_their_tenant_when_it_gets_a_que
     bed.set_code_point(10);
     bed.table.release(1);
     let [mut left, _] = bed.pass(VM, &(40..45).map(numbered).collect::<Vec<_>>());
-    bed.run(HZ / 5);
+    bed.run(HZ / 2);
     left.extend(departed(&bed));
     let left = read(&left);
     assert!(left.iter().copied().eq((first..45).map(|number| (10, number))), "{left:?}");

@@ -362,8 +362,8 @@ impl HosePairs {
         self.vms.clone_from(&limits.vms);
     }
 
-    /// Divides each tenant's guaranteed sending rate among its VMs by their demands. Each VM may also
-    /// have what all VMs leave.
+    /// Divides each tenant's guaranteed sending rate among its VMs by their demands. Each VM may
+    /// also have what all VMs leave.
     fn divide_among_vms(
         &self,
         members: &BTreeMap<u16, Member>,

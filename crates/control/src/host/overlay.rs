@@ -101,9 +101,12 @@ pub(super) struct Overlay {
 /// Limits on the rates of a tenant, converted from [`Held`] to configuration values.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on the sending rate of the tenant in its own queue ([`Wfq::queue_ceilings`]), or in a
-    /// lane, which is a separate part of queue 0 ([`Wfq::ceilings`]). Frames above it wait there.
+    /// Limit on the sending rate of the tenant if the tenant has its own queue. Frames above the
+    /// limit wait in this queue ([`Wfq::queue_ceilings`]).
     ceiling: BitsPerSecond,
+    /// Limit on the sending rate of the tenant if the uplink has a free lane. Frames above the
+    /// limit wait in the lane, which is a separate queue at the uplink ([`Wfq::ceilings`]).
+    lane: BitsPerSecond,
     /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
     /// frames of the tenant above its limit on the sending rate.
     send: EgressPolicer,
@@ -112,17 +115,18 @@ struct Limits {
     held: Held,
 }
 
-/// Ratio of a tenant's ceiling to its guarantee, in thousandths. The VMs and pairs of the tenant
-/// are limited to about the guarantee. A ceiling just above that would empty so slowly that a few
-/// frames of one burst wait in it for seconds, and CoDel would signal there all the time.
-const CEILING_PERMILLE: u32 = 1_250;
+/// Ratio of the rate of a tenant's lane to the sum of the limits of its VMs, in thousandths. At the
+/// same rate, frames that waited for the limits of their pairs and VMs would wait once more in the
+/// lane, and CoDel would signal there, too.
+const LANE_PERMILLE: u32 = 1_020;
 
 impl Limits {
     fn of(held: &Held) -> Self {
         let headroom = held.headroom_permille.max(1_000);
         let rate = |headroom| penstock_units::BitsPerSecond(permille(held.send, headroom));
         Self {
-            ceiling: BitsPerSecond(rate(headroom.saturating_mul(CEILING_PERMILLE) / 1_000)),
+            ceiling: BitsPerSecond(rate(headroom)),
+            lane: BitsPerSecond(rate(headroom.saturating_mul(LANE_PERMILLE) / 1_000)),
             // TCP reaches about an eighth less than the rate of a policer.
             send: policer(permille(held.send, headroom.max(1_125))),
             // With many senders, the rate at a receiver varies around its guarantee.
@@ -193,7 +197,7 @@ impl Overlay {
                     queue_ceilings.insert(queue, limits.ceiling);
                 }
                 (None, None) if ceilings.len() < lanes => {
-                    ceilings.insert(tenant.name.clone(), limits.ceiling);
+                    ceilings.insert(tenant.name.clone(), limits.lane);
                 }
                 (None, None) => {
                     (tenant.send, tenant.planned.send) = (Some(limits.send), true);

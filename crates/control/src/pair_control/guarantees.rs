@@ -11,11 +11,14 @@
 //! limits are known and wait in the table until [`PairTable::hold`] puts them into force. A pair
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
-//! Frames above a pair's limit wait in a line of the pair at the uplink, and so do frames of a VM
-//! above the VM's limit. The limits are multiplied by [`HEADROOM`] and [`VM_HEADROOM`], because a
-//! VM also pays for its questions. Buckets count bytes on a link, as the tenant's lane does. The
-//! lane is faster: otherwise, frames of all pairs would wait once more in the lane, where pairs do
-//! not get their parts.
+//! Frames above a pair's limit wait in a line of the pair at the uplink. While a pair has reached
+//! its limit, frames of its VM above the sum of the pairs' limits wait in the lines, too. Both
+//! limits are multiplied by [`HEADROOM`], because a VM also pays for its questions.
+//!
+//! Frames that wait use the whole rate of their buckets, so the headroom need not be larger.
+//! Buckets count bytes on a link, as the tenant's lane does. The lane is a little faster:
+//! otherwise, frames of all pairs would wait once more in the lane, where pairs do not get their
+//! parts.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +31,8 @@ use penstock_units::Nanos;
 
 use super::{PairUse, VmTerms, part, received, sent};
 
-/// Ratio of the rate of the bucket of a pair to its limit, in thousandths.
+/// Ratio of the rate of the bucket of a pair or VM to its limit, in thousandths.
 const HEADROOM: u64 = 1_010;
-/// Ratio of the rate of the bucket of a VM to its limit, in thousandths. A receiving host may
-/// divide up to 1.02 times the guarantee, so the pairs at a receiver have as much.
-const VM_HEADROOM: u64 = 1_030;
 
 /// Tenant of a VM whose pairs are measured, and the tenant's guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl GuaranteeControl {
             table.set_first(*vm, part(first.0, HEADROOM, 1_000));
         }
         for (vm, sum) in &limits.vms {
-            let send = part(sum.0, VM_HEADROOM, 1_000);
+            let send = part(sum.0, HEADROOM, 1_000);
             let rates = VmRates { default: RATE_MAX, send, receive: RATE_MAX };
             if is_held(vm) {
                 table.limit(*vm, rates);

@@ -43,17 +43,15 @@
 //!   asks more often, because many pairs may begin at the same time.
 //! - A pair whose limit is not in force asks a quarter as often. Its questions and answers have no
 //!   code point, so they take bandwidth from the tenants in the shared queue. When the limits of a
-//!   tenant come into force, its pairs ask like new pairs.
+//!   tenant come into force, its pairs ask at once.
 //! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
 //!   one and a half times the time between its questions, as without demand.
 //!
 //! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
 //! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in the
 //! lines ([`HoseLimits::vms`]). The sum contains the whole limit of each pair: a pair that begins
-//! to send more must not wait for another pair of its VM. A VM never has more than its share of the
-//! sender's guarantee, which the host divides by the VMs' demands, and what all VMs leave of it.
-//! The demand of a VM that reached its share is not known, and counts as unlimited. Shares follow
-//! in the next period, so a VM that begins has at least the limit of a new pair.
+//! to send more must not wait for another pair of its VM. Otherwise, and for a pair without a
+//! limit, a VM has twice the sender's guarantee, so that only floods wait.
 //!
 //! # Bounds
 //!
@@ -66,9 +64,9 @@
 //!
 //! # Departures
 //!
-//! ElasticSwitch limits a pair to the smaller part of both sides. Here, the sender's guarantee
-//! limits a VM and not its pairs, so a pair need not wait for a period until it may use what
-//! another one leaves. ElasticSwitch divides a guarantee equally among pairs.
+//! ElasticSwitch limits a pair to the smaller part of both sides. Here, frames above the sender's
+//! part wait in a queue of the tenant, where TCP loses no frame. ElasticSwitch divides a guarantee
+//! equally among pairs.
 //!
 //! # Cost
 //!
@@ -181,19 +179,16 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
-    /// Periods since the pair began, or since its limit came into force.
+    /// Periods since the pair began.
     age: u32,
+    /// Whether the pair's limit comes into force in this period.
+    begins: bool,
     flows: FlowCount,
 }
 
-/// The pairs of a VM in sum.
+/// Limit of a VM, as the sum of what its pairs may send.
 #[derive(Clone, Copy, Debug, Default)]
 struct VmSum {
-    /// Rate in the last periods.
-    rate: u64,
-    /// Demand that the receivers' parts allow.
-    uses: u64,
-    flows: u32,
     /// Sum for the pairs with limits.
     limited: u64,
     /// Whether a pair has no limit.
@@ -215,8 +210,6 @@ pub struct HosePairs {
     senders: BTreeMap<PairId, Sender>,
     receivers: BTreeMap<PairId, Receiver>,
     arrivals: Arrivals,
-    /// Limits of the VMs in the last period.
-    vms: Vec<(u16, BitsPerSecond)>,
     /// Tenants whose limits were in force in the last period.
     held: BTreeSet<u16>,
 }
@@ -253,7 +246,6 @@ impl HosePairs {
             senders: BTreeMap::new(),
             receivers: BTreeMap::new(),
             arrivals: Arrivals::new(),
-            vms: Vec::new(),
             held: BTreeSet::new(),
         }
     }
@@ -286,15 +278,14 @@ impl HosePairs {
         limits
     }
 
-    /// Lets the pairs of tenants whose limits come into force ask like new pairs. Until they did,
-    /// their receivers count them as pairs with demand.
+    /// Lets the pairs of tenants whose limits come into force ask soon. Until they did, their
+    /// receivers count them as pairs with demand.
     fn begin_limits(&mut self, members: &BTreeMap<u16, Member>) {
         let held = members.values().filter(|member| member.is_held).map(|member| member.tenant);
         let before = std::mem::replace(&mut self.held, held.collect());
         let begins =
             |vm: &u16| members.get(vm).is_some_and(|of| of.is_held && !before.contains(&of.tenant));
-        let senders = self.senders.iter_mut().filter(|(id, _)| begins(&id.vm));
-        senders.for_each(|(_, sender)| sender.age = 0);
+        self.senders.iter_mut().for_each(|(id, sender)| sender.begins = begins(&id.vm));
         let receivers = self.receivers.iter_mut().filter(|(id, _)| begins(&id.vm));
         receivers.for_each(|(_, receiver)| receiver.quiet = 0);
     }
@@ -324,7 +315,7 @@ impl HosePairs {
 
     /// Divides what each tenant's VMs may send by the pairs' demands, and sums up the limits of
     /// each VM.
-    fn limit_senders(&mut self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
+    fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
         let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
@@ -344,54 +335,18 @@ impl HosePairs {
             for (((id, sender), part), (_, flows)) in pairs.iter().zip(&parts).zip(&wants) {
                 let first = sender.is_new().then(|| first_limit(hose, count));
                 let (limit, want) = (sender.limit.or(first), sender.want());
-                sums.entry(id.vm).or_default().add(sender, limit, hose);
+                sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
                 let (id, part, flows) = (**id, *part, *flows);
                 let ask_every = sender.asks_every(part, is_held);
                 limits.send.push(SendLimit { id, limit, part, want, flows, ask_every });
             }
         }
-        let shares = self.divide_among_vms(members, &sums);
-        for (vm, Member { tenant, hose, .. }) in members {
-            let count = new.get(tenant).copied().unwrap_or(0);
-            let first = first_limit(hose.send, count + 1);
-            let sum = sums.get(vm).map_or(hose.send, |sum| sum.limit(hose.send));
-            let share = shares.get(vm).copied().unwrap_or_default().max(first);
-            limits.vms.push((*vm, sum.min(share)));
-            limits.first.push((*vm, first));
-        }
-        self.vms.clone_from(&limits.vms);
-    }
-
-    /// Divides each tenant's guaranteed sending rate among its VMs by their demands. Each VM may
-    /// also have what all VMs leave.
-    fn divide_among_vms(
-        &self,
-        members: &BTreeMap<u16, Member>,
-        sums: &BTreeMap<u16, VmSum>,
-    ) -> BTreeMap<u16, BitsPerSecond> {
-        let mut of_tenant: BTreeMap<u16, (BitsPerSecond, Vec<(u16, _)>)> = BTreeMap::new();
         for (vm, Member { tenant, hose, .. }) in members {
             let sum = sums.get(vm).copied().unwrap_or_default();
-            let before = self.vms.iter().find(|(of, _)| of == vm).map(|(_, limit)| *limit);
-            let is_held =
-                before.is_some_and(|limit| sum.rate >= scaled(limit.0, HELD_PERCENT, 100));
-            let want = if is_held { UNLIMITED } else { BitsPerSecond(sum.uses) };
-            let of = of_tenant.entry(*tenant).or_insert((hose.send, Vec::new()));
-            of.1.push((*vm, (want, sum.flows.max(1))));
+            limits.vms.push((*vm, sum.limit(hose.send)));
+            let count = new.get(tenant).copied().unwrap_or(0);
+            limits.first.push((*vm, first_limit(hose.send, count + 1)));
         }
-        let (mut shares, mut parts) = (BTreeMap::new(), Vec::new());
-        for (hose, vms) in of_tenant.values() {
-            let wants: Vec<_> = vms.iter().map(|(_, want)| *want).collect();
-            partition::fill_by_weight(*hose, &wants, &mut parts);
-            for (part, (want, _)) in parts.iter_mut().zip(&wants) {
-                *part = (*part).min(*want);
-            }
-            let used = parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.0));
-            let left = hose.0.saturating_sub(used);
-            let share = |part: &BitsPerSecond| BitsPerSecond(part.0.saturating_add(left));
-            shares.extend(vms.iter().zip(&parts).map(|((vm, _), part)| (*vm, share(part))));
-        }
-        shares
     }
 
     /// Divides each tenant's guaranteed receiving rate among the pairs whose senders asked.
@@ -454,23 +409,23 @@ fn first_limit(hose: BitsPerSecond, count: usize) -> BitsPerSecond {
 }
 
 impl VmSum {
-    /// Adds a pair that may send as much as `limit`, at most the sender's guarantee `hose`.
-    fn add(&mut self, pair: &Sender, limit: Option<BitsPerSecond>, hose: BitsPerSecond) {
-        self.rate = self.rate.saturating_add(pair.rate.0);
-        self.uses = self.uses.saturating_add(pair.uses().0);
-        self.flows = self.flows.saturating_add(pair.flows.estimate());
+    /// Adds what a pair with the limit `limit` may send, at most the sender's guarantee `hose`.
+    fn add(&mut self, limit: Option<BitsPerSecond>, is_held: bool, hose: BitsPerSecond) {
         let Some(limit) = limit else {
             self.has_free = true;
             return;
         };
         self.limited = self.limited.saturating_add(limit.min(hose).0);
-        self.has_held |= pair.want() == UNLIMITED;
+        self.has_held |= is_held;
     }
 
-    /// Returns the limit of the VM, if its share of the sender's guarantee `hose` is all of it.
     fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
-        let is_sum = self.has_held && !self.has_free;
-        if is_sum { BitsPerSecond(self.limited) } else { hose }
+        let flood = hose.0.saturating_mul(2);
+        BitsPerSecond(match self {
+            Self { has_held: false, .. } => flood,
+            Self { has_free: true, limited, .. } => limited.saturating_add(flood),
+            Self { limited, .. } => limited,
+        })
     }
 }
 
@@ -487,6 +442,7 @@ impl Sender {
             silent: 0,
             idle: 0,
             age: 0,
+            begins: false,
             flows: FlowCount::default(),
         }
     }
@@ -549,6 +505,9 @@ impl Sender {
     /// old.
     fn asks_every(&self, part: BitsPerSecond, is_held: bool) -> Nanos {
         let [least, _] = QUESTIONS;
+        if self.begins {
+            return least;
+        }
         let age = PERIOD.0.saturating_mul(self.age.into()).max(least.0);
         Nanos(question_period(part, is_held).0.min(age))
     }
@@ -582,30 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vms_of_a_host_share_the_senders_guarantee_by_the_demands_of_their_pairs() {
-        let mbps = |rate: u64| BitsPerSecond(rate * 1_000_000);
-        let hose = Hose { send: mbps(8), receive: mbps(8) };
-        let member = |vm: u16| (vm, Member { tenant: 7, hose, is_held: true });
-        let members = [1, 2, 3].map(member).into();
-        // Rates of the first two VMs, and limits of all VMs. The third VM has no pair yet.
-        for (rates, limits) in [([6, 4], [4, 4, 4]), ([5, 1], [7, 4, 4]), ([1, 0], [8, 7, 7])] {
-            let (mut pairs, mut got) = (HosePairs::new(), Vec::new());
-            for period in 1..=60_u32 {
-                let sent = [1, 2].map(|vm: u16| {
-                    let id = PairId { vm, peer: 9, epoch: 1 };
-                    let bytes = mbps(rates[usize::from(vm) - 1]).0 / 160 * u64::from(period);
-                    SentPair { id, bytes, refused: 0, asked: period, answer: None, flows: 1 }
-                });
-                let now = Nanos::from_millis(50 * u64::from(period));
-                got = pairs.period_ends(now, &members, &sent, &[]).vms;
-            }
-            let due: Vec<_> = (1..).zip(limits.map(mbps)).collect();
-            assert_eq!(got, due, "{rates:?}");
-        }
-    }
-
-    #[test]
-    fn pairs_ask_often_when_they_begin_and_when_their_limits_come_into_force() {
+    fn pairs_ask_often_when_they_begin_and_soon_when_their_limits_come_into_force() {
         let hose = Hose { send: BitsPerSecond(100_000), receive: BitsPerSecond(100_000) };
         let id = PairId { vm: 1, peer: 2, epoch: 1 };
         let mut sent = SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None, flows: 0 };
@@ -618,7 +554,6 @@ mod tests {
         };
         let every: Vec<u64> = (1..=60).map(|number| asks_every(number, false)).collect();
         assert_eq!([every[0], every[5], every[59]], [100, 300, 2_400]);
-        assert_eq!([61, 62, 63].map(|number| asks_every(number, true)), [100, 100, 150]);
-        assert_eq!((64..=100).map(|number| asks_every(number, true)).last(), Some(1_200));
+        assert_eq!([61, 62, 63].map(|number| asks_every(number, true)), [100, 1_200, 1_200]);
     }
 }

@@ -216,13 +216,6 @@ impl PairTable {
         least.max(LATE_MAX.min(Nanos(longest)))
     }
 
-    /// Returns the number of frames that may leave the line of the pair in `slot` in a turn, if the
-    /// lines of a VM take turns: the pair's number of flows, as TCP would share by connection.
-    #[must_use]
-    pub fn frames_of_turn(&self, slot: usize) -> u32 {
-        self.send.get(slot).map_or(1, SendSlot::flows_told)
-    }
-
     /// Notes whether frames can wait in lines of their pairs.
     pub fn set_lines(&self, lines: bool) {
         self.lines.store(lines, Ordering::Relaxed);

@@ -450,11 +450,6 @@ impl SendSlot {
         self.told_flows.store(flows, Ordering::Relaxed);
     }
 
-    /// Returns the number of flows that the next question reports, at least 1.
-    pub(super) fn flows_told(&self) -> u32 {
-        self.told_flows.load(Ordering::Relaxed).max(1)
-    }
-
     pub(super) fn question(&self) -> Question {
         let [rate, part, want] = &self.told;
         let load = |told: &AtomicU64| BitsPerSecond(told.load(Ordering::Relaxed));

@@ -39,7 +39,7 @@
 //!   that is fixed when the frame arrives, as in Carousel (SIGCOMM 2017), would be that of an old
 //!   rate: rates change 20 times a second, and frames of a slow pair can wait longer than that. If
 //!   a line is never empty for 100 ms, frames signal congestion. Frames that find their line full
-//!   are dropped. When the limits of a VM end, its lines become empty within half a second
+//!   are dropped. When the limits of a VM end, its lines become empty within four seconds
 //!   (`lines`).
 //! - A table for guarantees also notes which flows of a pair send ([`PairTable::send_flow`]), in 64
 //!   bits for each pair. The control plane estimates the number of flows from these bits, and

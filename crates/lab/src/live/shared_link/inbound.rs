@@ -348,7 +348,7 @@ pub(super) fn measure(
 /// and returns the speed that was found. Repeats both measurements if the core's speed changed so
 /// much between them that the worker is no slow core.
 fn slow_core(bed: &Bed, rng: &mut Rng) -> anyhow::Result<(Arrivals, f64)> {
-    let mut tries = 1..=TRIES;
+    let mut tries = TRIES;
     loop {
         let probe = Arrivals::start(bed, "inbound-probe", (PROBE_PART, 0))?;
         let found = probe.speed(bed, rng.next_u64())?;
@@ -358,8 +358,9 @@ fn slow_core(bed: &Bed, rng: &mut Rng) -> anyhow::Result<(Arrivals, f64)> {
         if (SPEED_MIN..LIMITED * FLOOD).contains(&speed) {
             return Ok((core, speed));
         }
+        tries -= 1;
         anyhow::ensure!(
-            tries.next().is_some_and(|nth| nth < TRIES),
+            tries > 0,
             "the slow core delivers {speed:.0} of {FLOOD:.0} frames/s; the runs need a core that \
              is the limit and delivers {SPEED_MIN} or more"
         );

@@ -101,11 +101,11 @@ pub(super) struct Overlay {
 /// Limits on the rates of a tenant, converted from [`Held`] to configuration values.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on the sending rate of the tenant if the tenant has its own queue. Frames above the
-    /// limit wait in this queue ([`Wfq::queue_ceilings`]).
+    /// Limit on the sending rate of the tenant in its own queue ([`Wfq::queue_ceilings`]), if the
+    /// tenant's VMs have no account. Frames above the limit wait in this queue.
     ceiling: BitsPerSecond,
-    /// Limit on the sending rate of the tenant if the uplink has a free lane. Frames above the
-    /// limit wait in the lane, which is a separate queue at the uplink ([`Wfq::ceilings`]).
+    /// Limit on the sending rate of the tenant in its own queue or in a lane, which is a separate
+    /// part of queue 0 ([`Wfq::ceilings`]), if the tenant's VMs have an account.
     lane: BitsPerSecond,
     /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
     /// frames of the tenant above its limit on the sending rate.
@@ -115,10 +115,10 @@ struct Limits {
     held: Held,
 }
 
-/// Ratio of the rate of a tenant's lane to the sum of the limits of its VMs, in thousandths. At the
-/// same rate, frames that waited for the limits of their pairs and VMs would wait once more in the
-/// lane, and CoDel would signal there, too.
-const LANE_PERMILLE: u32 = 1_020;
+/// Ratio of the rate of a tenant's lane to its guarantee, in thousandths. The account of the
+/// tenant's VMs limits them to about the guarantee. In a lane just above that, a few frames of one
+/// burst would wait for seconds, and CoDel would signal there all the time.
+const LANE_PERMILLE: u32 = 1_250;
 
 impl Limits {
     fn of(held: &Held) -> Self {
@@ -194,7 +194,7 @@ impl Overlay {
             let own = self.uplink.own_queue(dscp).filter(|_| wfq.is_some());
             match (tenant.send, own) {
                 (None, Some(queue)) => {
-                    queue_ceilings.insert(queue, limits.ceiling);
+                    queue_ceilings.insert(queue, if pairs { limits.ceiling } else { limits.lane });
                 }
                 (None, None) if ceilings.len() < lanes => {
                     ceilings.insert(tenant.name.clone(), limits.lane);

@@ -3,22 +3,20 @@
 //! # Approach
 //!
 //! A host without rate allocation limits what it sends for a tenant in sum
-//! ([`crate::config::RateAllocation::Guarantee`]). [`HosePairs`] computes what each pair may send,
-//! so that the tenant does not send more over a link than its VMs behind the link may receive. A
-//! period reads the table of pairs, and sets the limits. No snapshot changes.
+//! ([`crate::config::RateAllocation::Guarantee`]): the tenant's VMs share an account. [`HosePairs`]
+//! computes what each pair may send, so that the tenant does not send more over a link than its VMs
+//! behind the link may receive. A period reads the table of pairs, and sets the limits. No snapshot
+//! changes.
 //!
 //! The pairs of a tenant that the plan does not limit are measured, asked and answered, too. Their
 //! limits are known and wait in the table until [`PairTable::hold`] puts them into force. A pair
 //! that sends more than its part then counts like a pair that has reached its limit.
 //!
-//! Frames above a pair's limit wait in a line of the pair at the uplink. While a pair has reached
-//! its limit, frames of its VM above the sum of the pairs' limits wait in the lines, too. Both
-//! limits are multiplied by [`HEADROOM`], because a VM also pays for its questions.
-//!
-//! Frames that wait use the whole rate of their buckets, so the headroom need not be larger.
-//! Buckets count bytes on a link, as the tenant's lane does. The lane is a little faster:
-//! otherwise, frames of all pairs would wait once more in the lane, where pairs do not get their
-//! parts.
+//! Frames above the limit of a pair or the account wait in a line of the pair at the uplink. Both
+//! limits are multiplied by [`HEADROOM`], because a VM also pays for its questions. Frames that
+//! wait use the whole rate of their buckets, so the headroom need not be larger. Buckets count
+//! bytes on a link, as the tenant's lane does. The lane is faster: otherwise, frames of all pairs
+//! would wait once more in the lane, where pairs do not get their parts.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +29,7 @@ use penstock_units::Nanos;
 
 use super::{PairUse, VmTerms, part, received, sent};
 
-/// Ratio of the rate of the bucket of a pair or VM to its limit, in thousandths.
+/// Ratio of the rate of the bucket of a pair or an account to its limit, in thousandths.
 const HEADROOM: u64 = 1_010;
 
 /// Tenant of a VM whose pairs are measured, and the tenant's guarantees.
@@ -99,8 +97,10 @@ impl GuaranteeControl {
         for (vm, first) in &limits.first {
             table.set_first(*vm, part(first.0, HEADROOM, 1_000));
         }
-        for (vm, sum) in &limits.vms {
-            let send = part(sum.0, HEADROOM, 1_000);
+        let mut accounts = BTreeMap::new();
+        for (vm, member) in &members {
+            table.share_account(*vm, *accounts.entry(member.tenant).or_insert(*vm));
+            let send = part(member.hose.send.0, HEADROOM, 1_000);
             let rates = VmRates { default: RATE_MAX, send, receive: RATE_MAX };
             if is_held(vm) {
                 table.limit(*vm, rates);

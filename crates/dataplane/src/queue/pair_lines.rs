@@ -71,6 +71,8 @@ struct Line {
     last: u32,
     /// Whether the heap contains the line.
     listed: bool,
+    /// Bytes that left in the line's turn.
+    left: u64,
 }
 
 /// A frame that has left its line.
@@ -101,8 +103,9 @@ pub(super) struct PairLines {
     listings: u64,
 }
 
-/// When a line is looked at, as its number `turn`. Lines of a VM that waits for its own limit are
-/// looked at at the same time, and take turns.
+/// When a line is looked at, as its number `turn`. Lines that wait for the same account are looked
+/// at at the same time, and take turns. In a turn, a full frame leaves for each flow of the pair
+/// ([`PairTable::bytes_of_turn`]), or one larger segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Nanos,
@@ -118,7 +121,7 @@ fn memory_of(len: u32) -> u64 {
 impl PairLines {
     /// Creates empty lines for the pairs of `table` and `ports` source ports.
     pub(super) fn new(table: &Arc<PairTable>, ports: usize) -> Self {
-        let line = Line { first: NIL, last: NIL, listed: false };
+        let line = Line { first: NIL, last: NIL, listed: false, left: 0 };
         let place = |next| Place { next, ..Place::default() };
         let mut places: Box<[Place]> = (1..=FRAMES_MAX).map(place).collect();
         if let Some(last) = places.last_mut() {
@@ -216,7 +219,7 @@ impl PairLines {
     /// looked at from `looks`, and returns `None` at 0 although frames may be due.
     pub(super) fn next(&mut self, now: Nanos, most: Nanos, looks: &mut usize) -> Option<Released> {
         loop {
-            let Reverse(Due { at, slot, .. }) = *self.due.peek()?;
+            let Reverse(due @ Due { at, slot, .. }) = *self.due.peek()?;
             if at > now {
                 return None;
             }
@@ -233,17 +236,17 @@ impl PairLines {
                 self.list(Nanos(at), slot);
                 continue;
             }
-            self.remove_first(slot, at);
+            self.remove_first(due, frame.wire());
             return Some(Released { frame, tenant, late });
         }
     }
 
     /// Removes and returns any frame, which is lost.
     pub(super) fn pop(&mut self) -> Option<Stored> {
-        let Reverse(Due { at, slot, .. }) = *self.due.peek()?;
-        let Place { frame, .. } = self.first(slot)?;
-        self.lose(slot, &frame);
-        self.remove_first(slot, at);
+        let Reverse(due) = *self.due.peek()?;
+        let Place { frame, .. } = self.first(due.slot)?;
+        self.lose(due.slot, &frame);
+        self.remove_first(due, frame.wire());
         Some(frame)
     }
 
@@ -273,12 +276,21 @@ impl PairLines {
         self.due.retain(|Reverse(due)| lines.get(due.slot).is_some_and(|line| line.listed));
     }
 
-    /// Removes the first frame of the line at the top of the heap. Lists the line again for the
-    /// time `at` if more frames wait.
-    fn remove_first(&mut self, slot: usize, at: Nanos) {
+    /// Removes the first frame, of `bytes` bytes, of the line at the top of the heap, which is
+    /// `due`. Lists the line again if more frames wait: in the same turn, or after the others.
+    fn remove_first(&mut self, due: Due, bytes: u32) {
         self.due.pop();
-        if self.unlink_first(slot) {
-            self.list(at, slot);
+        if !self.unlink_first(due.slot) {
+            return;
+        }
+        let most = self.table.bytes_of_turn(due.slot);
+        let Some(line) = self.lines.get_mut(due.slot) else { return };
+        line.left += u64::from(bytes);
+        if line.left < most {
+            self.due.push(Reverse(due));
+        } else {
+            line.left = 0;
+            self.list(due.at, due.slot);
         }
     }
 
@@ -290,7 +302,7 @@ impl PairLines {
         line.first = core::mem::replace(&mut place.next, self.free);
         line.listed = line.first != NIL;
         if !line.listed {
-            line.last = NIL;
+            (line.last, line.left) = (NIL, 0);
         }
         self.free = first;
         self.len -= 1;
@@ -353,6 +365,37 @@ mod tests {
         // 2,000 steps.
         let looks = usize::MAX - looks;
         assert!(looks <= 2_000 * 40, "{looks} looks");
+    }
+
+    #[test]
+    fn a_pair_with_more_flows_sends_more_in_a_turn() {
+        let (table, mut now) = (table(), Nanos::from_secs(1));
+        let mut lines = PairLines::new(&table, 2);
+        let size = Size { bytes: 1_538, frames: 1 };
+        let mut frame = Stored::held(Held { buffer: 0, len: 1_514 }, VM);
+        frame.size = Size { bytes: 1_514, ..size };
+        assert_eq!(frame.wire(), size.bytes);
+        let slots = [1_u64, 2].map(|mac| {
+            let slot = (0..1_000).find_map(|_| {
+                let sending = table.send(VM, mac, size, now);
+                if let Sending::Wait(Delayed { slot, .. }) = sending { Some(slot) } else { None }
+            });
+            slot.expect("the VM is in debt")
+        });
+        let pair = table.sending().find(|read| read.pair.key.mac() == 2).expect("it sends").pair;
+        table.set_flows(pair, 3);
+        for (number, slot) in (0..2).zip(slots) {
+            frame.hash = number;
+            (0..60).for_each(|_| assert!(lines.push(slot, frame, 0, now).is_some()));
+        }
+        let mut left = [0_u32; 2];
+        while left.iter().sum::<u32>() < 40 {
+            now += Nanos::from_micros(50);
+            while let Some(released) = lines.next(now, Nanos::from_secs(9), &mut { usize::MAX }) {
+                left[usize::try_from(released.frame.hash).unwrap()] += 1;
+            }
+        }
+        assert_eq!(left, [10, 30]);
     }
 
     #[test]

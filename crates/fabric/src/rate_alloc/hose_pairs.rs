@@ -12,9 +12,9 @@
 //!
 //! Each receiving host divides the guaranteed receiving rate of a tenant among the pairs that ask,
 //! and the answers tell the senders' hosts the parts. A sender's host limits each pair to its part.
-//! Another limit bounds the sum that the host sends for the tenant, so the sender's guarantee is
-//! not divided among pairs here. The sender only reports the part of it that the pair can use, so
-//! that a receiver does not keep bandwidth for a pair that its sender's guarantee limits.
+//! The tenant's VMs on a host have one account for what they send in sum, so the sender's guarantee
+//! is not divided among pairs here. The sender only reports the part of it that the pair can use,
+//! so that a receiver does not keep bandwidth for a pair that its sender's guarantee limits.
 //!
 //! - The guarantees of all VMs of a tenant on a host are one guarantee, as in the limit of what the
 //!   host sends. A VM may use what the tenant's other VMs on the host do not use.
@@ -47,11 +47,7 @@
 //! - A receiver counts a pair whose sender sent no question for [`QUIET_PERIODS`], or for more than
 //!   one and a half times the time between its questions, as without demand.
 //!
-//! Frames above a pair's limit wait in a line of the pair. While a pair of a VM has reached its
-//! limit, the VM also has the sum of its pairs' limits as a limit for which its frames wait in the
-//! lines ([`HoseLimits::vms`]). The sum contains the whole limit of each pair: a pair that begins
-//! to send more must not wait for another pair of its VM. Otherwise, and for a pair without a
-//! limit, a VM has twice the sender's guarantee, so that only floods wait.
+//! Frames above a pair's limit or the account wait in a line of the pair.
 //!
 //! # Bounds
 //!
@@ -64,9 +60,9 @@
 //!
 //! # Departures
 //!
-//! ElasticSwitch limits a pair to the smaller part of both sides. Here, frames above the sender's
-//! part wait in a queue of the tenant, where TCP loses no frame. ElasticSwitch divides a guarantee
-//! equally among pairs.
+//! ElasticSwitch limits a pair to the smaller part of both sides. Here, the sender's guarantee
+//! limits the tenant's VMs on the host and not their pairs, so a pair need not wait for a period
+//! until it may use what another one leaves. ElasticSwitch divides a guarantee equally among pairs.
 //!
 //! # Cost
 //!
@@ -150,8 +146,6 @@ pub struct SendLimit {
 pub struct HoseLimits {
     /// Limits of the pairs with their sender on this host.
     pub send: Vec<SendLimit>,
-    /// Limit of each VM for all its frames together.
-    pub vms: Vec<(u16, BitsPerSecond)>,
     /// Limit of a pair of each VM that begins before the next period.
     pub first: Vec<(u16, BitsPerSecond)>,
     /// Parts of the receivers' guarantees, by pair.
@@ -184,17 +178,6 @@ struct Sender {
     /// Whether the pair's limit comes into force in this period.
     begins: bool,
     flows: FlowCount,
-}
-
-/// Limit of a VM, as the sum of what its pairs may send.
-#[derive(Clone, Copy, Debug, Default)]
-struct VmSum {
-    /// Sum for the pairs with limits.
-    limited: u64,
-    /// Whether a pair has no limit.
-    has_free: bool,
-    /// Whether a pair has reached its limit.
-    has_held: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -313,15 +296,13 @@ impl HosePairs {
         }
     }
 
-    /// Divides what each tenant's VMs may send by the pairs' demands, and sums up the limits of
-    /// each VM.
+    /// Divides what each tenant's VMs may send by the pairs' demands, and limits the pairs.
     fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
         let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
             of_tenant.entry(member.tenant).or_default().push((id, sender));
         }
-        let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
         let (mut new, mut parts) = (BTreeMap::new(), Vec::new());
         for (tenant, pairs) in &of_tenant {
             let member = pairs.first().and_then(|(id, _)| members.get(&id.vm));
@@ -335,15 +316,12 @@ impl HosePairs {
             for (((id, sender), part), (_, flows)) in pairs.iter().zip(&parts).zip(&wants) {
                 let first = sender.is_new().then(|| first_limit(hose, count));
                 let (limit, want) = (sender.limit.or(first), sender.want());
-                sums.entry(id.vm).or_default().add(limit, want == UNLIMITED, hose);
                 let (id, part, flows) = (**id, *part, *flows);
                 let ask_every = sender.asks_every(part, is_held);
                 limits.send.push(SendLimit { id, limit, part, want, flows, ask_every });
             }
         }
         for (vm, Member { tenant, hose, .. }) in members {
-            let sum = sums.get(vm).copied().unwrap_or_default();
-            limits.vms.push((*vm, sum.limit(hose.send)));
             let count = new.get(tenant).copied().unwrap_or(0);
             limits.first.push((*vm, first_limit(hose.send, count + 1)));
         }
@@ -406,27 +384,6 @@ fn quiet_periods(part: BitsPerSecond, is_held: bool) -> u32 {
 /// Returns the limit of each of `count` new pairs of a tenant with the sending guarantee `hose`.
 fn first_limit(hose: BitsPerSecond, count: usize) -> BitsPerSecond {
     partition::equal(BitsPerSecond(hose.0 / NEW), count)
-}
-
-impl VmSum {
-    /// Adds what a pair with the limit `limit` may send, at most the sender's guarantee `hose`.
-    fn add(&mut self, limit: Option<BitsPerSecond>, is_held: bool, hose: BitsPerSecond) {
-        let Some(limit) = limit else {
-            self.has_free = true;
-            return;
-        };
-        self.limited = self.limited.saturating_add(limit.min(hose).0);
-        self.has_held |= is_held;
-    }
-
-    fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
-        let flood = hose.0.saturating_mul(2);
-        BitsPerSecond(match self {
-            Self { has_held: false, .. } => flood,
-            Self { has_free: true, limited, .. } => limited.saturating_add(flood),
-            Self { limited, .. } => limited,
-        })
-    }
 }
 
 impl Sender {

@@ -66,8 +66,6 @@ struct Net {
     pairs: Vec<Vec<Option<Pair>>>,
     /// Sketch of the flows of each sender's pairs.
     sketches: Vec<u64>,
-    /// Limit of each sender's VM.
-    sums: Vec<u64>,
     /// Limit of a new pair of each sender.
     firsts: Vec<BitsPerSecond>,
     /// Bytes that arrived at each receiver.
@@ -92,7 +90,6 @@ impl Net {
             receivers: vec![HosePairs::new(); receivers],
             pairs: vec![vec![None; receivers]; senders],
             sketches: vec![1; senders],
-            sums: vec![2 * send; senders],
             firsts: vec![BitsPerSecond(send / 2); senders],
             totals: vec![0; receivers],
             periods: 0,
@@ -138,7 +135,6 @@ impl Net {
                 pair.limit = send.limit;
                 pair.told = Some(([send.part, send.want], send.flows));
             }
-            self.sums[sender] = limits.vms[0].1.0;
             self.firsts[sender] = limits.first[0].1;
         }
         arrived
@@ -175,8 +171,8 @@ impl Net {
             pair.sent.refused += u64::from(*demand > most);
             rates.push(most.min(*demand));
         }
-        // Frames above the VM's limit wait.
-        scale(&mut rates, self.sums[sender]);
+        // Frames above the account wait.
+        scale(&mut rates, self.hose.send.0);
         for (pair, rate) in self.pairs[sender].iter_mut().zip(&rates) {
             let Some(pair) = pair.as_mut().filter(|_| *rate > 0) else { continue };
             pair.sent.bytes += rate / 8 / PERIODS;
@@ -185,8 +181,6 @@ impl Net {
                 pair.ask();
             }
         }
-        // The pairs' counters contain frames that then do not pass the host's limit of the tenant.
-        scale(&mut rates, self.hose.send.0);
         for (bits, rate) in arrived.iter_mut().zip(&rates) {
             *bits += rate / PERIODS;
         }

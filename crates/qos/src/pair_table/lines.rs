@@ -2,14 +2,16 @@
 //!
 //! # Problem
 //!
-//! A VM sends more than its limit, and TCP makes it do so all the time. In the VM's ring, its
+//! VMs send more than their limit, and TCP makes them do so all the time. In a VM's ring, its
 //! acknowledgements would wait behind its data. Then the senders to the VM have the same round trip
 //! as the VM itself, and the direction with the smaller windows gets less than its part.
 //!
 //! # Approach
 //!
-//! If an output has lines, a frame waits in the line of its pair while the VM or the pair is in
-//! debt. The table decides when the first frame of a line leaves; the frame pays then. Pure
+//! If an output has lines, a frame waits in the line of its pair while the account or the pair is
+//! in debt. The table decides when the first frame of a line leaves; the frame pays then. Lines
+//! that wait for the same account take turns, and a pair with more flows has more bytes in a turn
+//! ([`PairTable::bytes_of_turn`]), as TCP would share the account by connection. Pure
 //! acknowledgements pass the line, up to a burst.
 //!
 //! # End of the limits
@@ -17,7 +19,8 @@
 //! A VM may have frames for 2 s in its lines when its tenant gets a queue and the limits end. If
 //! all frames left at once, most would be lost: the next switch has room for 25 ms in this queue.
 //! TCP notices the loss after a round trip, which lasts as long as the frames waited. So frames
-//! first leave little faster than the former rates of the VM and of the pair allow, by [`SURPLUS`].
+//! first leave little faster than the former rates of the account and of the pair allow, by
+//! [`SURPLUS`].
 //! New frames of a pair follow its frames that wait. TCP refills the line until the line sends the
 //! whole window in a round trip, so no fixed speed is high enough. The surplus therefore doubles
 //! every [`SPEED_STEP`]. After [`SPEED_STEPS`] steps, all frames leave at once. Until then, the VM
@@ -33,6 +36,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_units::Nanos;
 
+use super::slots::FULL_FRAME;
 use super::{PERIOD, PacedBucket, PairTable, SendSlot, Vm};
 use crate::policer::Size;
 
@@ -57,7 +61,7 @@ const fn speed_after(steps: u64) -> u64 {
     FORMER + (SURPLUS << steps)
 }
 
-/// Frames that left the lines of a VM after the end of its limits.
+/// Frames of an account that left lines after the end of the limits.
 #[derive(Debug)]
 pub(super) struct Emptying {
     /// Time in ns at which the first frame left; 0 if none has left yet.
@@ -89,15 +93,8 @@ impl Emptying {
 }
 
 impl Vm {
-    /// Sets whether the rates of the VM are in force.
-    pub(super) fn set_limited(&self, limited: bool) {
-        if !limited && self.limited.load(Ordering::Relaxed) {
-            self.emptying.begin_again();
-        }
-        self.limited.store(limited, Ordering::Relaxed);
-    }
-
-    /// Takes tokens for a frame that leaves the line of the pair with this bucket.
+    /// Takes tokens of this VM's account for a frame that leaves the line of the pair with this
+    /// bucket.
     fn pay(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> Result<(), Nanos> {
         let debt = self.send.debt(now);
         if debt > Nanos::ZERO {
@@ -107,20 +104,20 @@ impl Vm {
         if pays { Ok(()) } else { Err(bucket.debt(now).min(PERIOD)) }
     }
 
-    /// Lets a frame leave the line of the pair in `slot` after the end of the limits. The buckets
-    /// keep their tokens, so that limits that return find no debt.
+    /// Lets a frame leave the line of the pair in `slot` after the end of the limits of this VM's
+    /// account. The buckets keep their tokens, so that limits that return find no debt.
     fn empty(&self, slot: &SendSlot, bytes: u32, now: Nanos) -> Result<(), Nanos> {
         let Emptying { since, bytes: left } = &self.emptying;
         let begin = now.0.max(1);
         let _ = since.compare_exchange(0, begin, Ordering::Relaxed, Ordering::Relaxed);
         let (steps, rest) = self.emptying.steps(now);
         if steps < SPEED_STEPS {
-            let of_vm = self.send.time_of(left.load(Ordering::Relaxed));
+            let of_account = self.send.time_of(left.load(Ordering::Relaxed));
             let of_pair = slot.bucket.time_of(slot.emptied(since.load(Ordering::Relaxed)));
             // The sums of the former rate and of the surplus over time.
             let former = FORMER * (steps * SPEED_STEP.0 + rest.0);
             let surplus = SURPLUS * (((SPEED_STEP.0 + rest.0) << steps) - SPEED_STEP.0);
-            let sent = of_vm.max(of_pair).0.saturating_mul(FORMER);
+            let sent = of_account.max(of_pair).0.saturating_mul(FORMER);
             let early = sent.saturating_sub(former + surplus);
             if early > 0 {
                 let wait = early.div_ceil(speed_after(steps));
@@ -134,6 +131,13 @@ impl Vm {
 }
 
 impl PairTable {
+    /// Sets whether the rates of a VM are in force.
+    pub(super) fn set_limited(&self, vm: &Vm, limited: bool) {
+        if vm.limited.swap(limited, Ordering::Relaxed) && !limited {
+            self.account(vm).emptying.begin_again();
+        }
+    }
+
     /// Notes that a frame of the VM at `port` waits in the line of the pair in `slot`. Returns
     /// false if there is no such slot.
     pub fn waits(&self, port: u16, slot: usize, size: Size) -> bool {
@@ -156,13 +160,14 @@ impl PairTable {
 
     /// Lets a frame pass that should wait in the line of the pair in `slot`, but that may pass the
     /// frames there, because it is small and others depend on it. Returns false if such frames have
-    /// used a whole burst of the pair in advance, or if the VM owes 4 MiB.
+    /// used a whole burst of the pair in advance, or if the account owes 4 MiB.
     pub fn passes_line(&self, port: u16, slot: usize, size: Size, now: Nanos) -> bool {
         let Some(slot) = self.send.get(slot) else { return false };
         if !slot.bucket.take_ahead(size.bytes, now) {
             return false;
         }
-        let passes = self.vm(port).is_none_or(|vm| vm.send.spend(size.bytes, now));
+        let passes = |vm| self.account(vm).send.spend(size.bytes, now);
+        let passes = self.vm(port).is_none_or(passes);
         if passes {
             slot.count(size, true);
         } else {
@@ -179,9 +184,9 @@ impl PairTable {
     }
 
     /// Decides whether the first frame in the line of the pair in `slot` leaves now. The frame has
-    /// `bytes` bytes and came from the VM at `port`. It leaves if neither the VM nor the pair is in
-    /// debt. If the VM has no limits any more, its lines become empty within four seconds. A frame
-    /// of a VM that is not measured leaves at once, because new frames do not wait.
+    /// `bytes` bytes and came from the VM at `port`. It leaves if neither the account nor the pair
+    /// is in debt. If the VM has no limits any more, its lines become empty within four seconds. A
+    /// frame of a VM that is not measured leaves at once, because new frames do not wait.
     ///
     /// # Errors
     /// Returns the time for which the frame must still wait. The time is at most [`PERIOD`],
@@ -190,9 +195,9 @@ impl PairTable {
         let Some(slot) = self.send.get(slot) else { return Ok(()) };
         if let Some(vm) = self.measured_vm(port).filter(|_| slot.bucket.is_set()) {
             if vm.limited.load(Ordering::Relaxed) {
-                vm.pay(&slot.bucket, bytes, now)?;
+                self.account(vm).pay(&slot.bucket, bytes, now)?;
             } else {
-                vm.empty(slot, bytes, now)?;
+                self.account(vm).empty(slot, bytes, now)?;
             }
         }
         self.ends_waiting(port, slot, bytes);
@@ -211,14 +216,23 @@ impl PairTable {
     /// `least`, or the time of several frames at the pair's rate if this is longer.
     #[must_use]
     pub fn longest_wait(&self, slot: usize, least: Nanos) -> Nanos {
-        let several = |slot: &SendSlot| slot.bucket.frame_time().0.saturating_mul(LATE_FRAMES);
+        let several = |slot: &SendSlot| slot.frame_time().0.saturating_mul(LATE_FRAMES);
         let longest = self.send.get(slot).map_or(0, several);
         least.max(LATE_MAX.min(Nanos(longest)))
     }
 
+    /// Returns the number of bytes after which the turn of the line of the pair in `slot` ends, if
+    /// lines take turns: a full frame for each flow of the pair.
+    #[must_use]
+    pub fn bytes_of_turn(&self, slot: usize) -> u64 {
+        self.send.get(slot).map_or(1, SendSlot::flows_told) * FULL_FRAME
+    }
+
     /// Notes whether frames can wait in lines of their pairs.
     pub fn set_lines(&self, lines: bool) {
-        self.lines.store(lines, Ordering::Relaxed);
+        if self.lines.swap(lines, Ordering::Relaxed) != lines {
+            self.send.iter().for_each(|slot| slot.bucket.set_line(lines));
+        }
     }
 
     pub(super) fn has_lines(&self) -> bool {
@@ -228,16 +242,17 @@ impl PairTable {
     /// Returns the time for which the next frames of the VM at `port` should wait in its ring. The
     /// time is at most [`PERIOD`], because rates change.
     ///
-    /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for
-    /// 2 s wait in the lines. Otherwise they wait if the VM sent more than its rate.
+    /// If frames can wait in the lines of their pairs, they wait in the ring only if frames for 2 s
+    /// at the account's rate wait in the lines. Otherwise they wait while the account is in debt.
     #[must_use]
     pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
         let wait = |vm: &Vm| {
+            let account = &self.account(vm).send;
             if !self.has_lines() {
-                return vm.send.debt(now);
+                return account.debt(now);
             }
             let waiting = vm.waiting.load(Ordering::Relaxed);
-            vm.send.time_of(waiting).saturating_sub(LATE_MAX)
+            account.time_of(waiting).saturating_sub(LATE_MAX)
         };
         self.vm(port).map_or(Nanos::ZERO, |vm| wait(vm).min(PERIOD))
     }

@@ -17,10 +17,11 @@
 //!
 //! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
 //!   and a pair whose rate is not set yet use the default bucket of the VM.
-//! - Each frame of a VM also takes tokens of the VM's own bucket, which has the sum of the rates of
-//!   the VM's pairs. If this bucket is in debt, the VM's next frames wait in the VM's ring
-//!   ([`PairTable::wait`]). So TCP of a VM with one pair loses no frame at the limit, and a VM with
-//!   256 pairs cannot save the bursts of all its pairs and send them at once.
+//! - Each frame of a VM also takes tokens of the VM's account, which is a bucket of the VM or of
+//!   all VMs of its tenant ([`PairTable::share_account`]). If this bucket is in debt, the VM's next
+//!   frames wait in the VM's ring ([`PairTable::wait`]). So TCP of a VM with one pair loses no
+//!   frame at the limit, and a VM with 256 pairs cannot save the bursts of all its pairs and send
+//!   them at once.
 //! - With [`PairLimits::Rates`], frames above a pair's rate are dropped. If a pair's bucket is less
 //!   than half full, one frame in 10 ms, and at most one of 32 frames, signals congestion to its
 //!   sender ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
@@ -28,14 +29,14 @@
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).
 //! - A table for guarantees ([`PairLimits::Guarantees`]) limits pairs only to their receivers'
-//!   guarantees. Its buckets have tokens for 50 ms instead of the size of several segments. A VM
-//!   with few tokens sends few frames at once ([`PairTable::batch_limit`]), so that its frames wait
-//!   in its ring. If the VM's bucket stays empty, frames signal congestion (`pressure`). Arriving
-//!   frames are not counted.
-//! - In a table for guarantees, frames above a pair's limit wait ([`Sending::Wait`]), and a VM's
-//!   pairs do not wait for each other. The caller stores them in a line for each pair. It tells the
-//!   table which frames wait ([`PairTable::waits`]), and asks when they may leave
-//!   ([`PairTable::departs`]). A frame takes the tokens of its pair's bucket when it leaves. A time
+//!   guarantees, and accounts to the sender's. Its buckets have tokens for 50 ms instead of the
+//!   size of several segments. A VM with few tokens sends few frames at once
+//!   ([`PairTable::batch_limit`]), so that its frames wait in its ring. If the account stays empty,
+//!   frames signal congestion (`pressure`). Arriving frames are not counted.
+//! - In a table for guarantees, frames above the limit of a pair or an account wait
+//!   ([`Sending::Wait`]), and a VM's pairs do not wait for each other. The caller stores them in a
+//!   line for each pair. It tells the table which frames wait ([`PairTable::waits`]), and asks when
+//!   they may leave ([`PairTable::departs`]). A frame takes tokens when it leaves. A time
 //!   that is fixed when the frame arrives, as in Carousel (SIGCOMM 2017), would be that of an old
 //!   rate: rates change 20 times a second, and frames of a slow pair can wait longer than that. If
 //!   a line is never empty for 100 ms, frames signal congestion. Frames that find their line full
@@ -73,7 +74,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -113,8 +114,8 @@ pub enum PairLimits {
     /// Each pair has a rate, which may exceed its guarantee while all its frames arrive.
     #[default]
     Rates,
-    /// Each pair has at most its part of the receiver's guarantee. Another limit bounds what the
-    /// sender sends in sum.
+    /// Each pair has at most its part of the receiver's guarantee, and the VMs with the same
+    /// account have at most the sender's guarantee in sum.
     Guarantees,
 }
 
@@ -201,7 +202,8 @@ pub struct ReceiveReading {
 pub struct VmRates {
     /// Rate of frames whose pair has no slot or no rate.
     pub default: BitsPerSecond,
-    /// Rate of all frames from the VM together.
+    /// Rate of the VM's account: of all frames from the VM, and from the VMs that share its
+    /// account.
     pub send: BitsPerSecond,
     /// Rate of all frames to the VM together.
     pub receive: BitsPerSecond,
@@ -248,6 +250,8 @@ struct Vm {
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
+    /// Port of the VM whose `send` and `emptying` are the account of this VM.
+    account: AtomicU16,
     /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
     first: AtomicU64,
     /// Bytes that arrived from other hosts under limits, with [`PairLimits::Guarantees`].
@@ -291,12 +295,13 @@ impl PairTable {
     /// Creates a table like [`Self::new`] that limits pairs to `limits`.
     #[must_use]
     pub fn with_limits(ports: usize, seed: u64, limits: PairLimits) -> Self {
-        let vm = || Vm {
+        let vm = |port| Vm {
             measured: AtomicBool::new(false),
             limited: AtomicBool::new(false),
             default: PacedBucket::of_vm(limits),
             send: PacedBucket::of_vm(limits),
             receive: PacedBucket::of_vm(limits),
+            account: AtomicU16::new(port),
             first: AtomicU64::new(0),
             arrived: AtomicU64::new(0),
             pressure: Pressure::new(),
@@ -309,7 +314,7 @@ impl PairTable {
         let slot = || SendSlot::new(limits);
         Self {
             limits,
-            vms: core::iter::repeat_with(vm).take(ports).collect(),
+            vms: (0..=u16::MAX).take(ports).map(vm).collect(),
             send_keys: Keys::new(PAIRS_MAX, seed),
             send: core::iter::repeat_with(slot).take(PAIRS_MAX).collect(),
             receive_keys: Keys::new(PAIRS_MAX, seed),
@@ -326,6 +331,20 @@ impl PairTable {
     fn measured_vm(&self, port: u16) -> Option<&Vm> {
         // Pairs with `set_vm`.
         self.vms.get(usize::from(port)).filter(|vm| vm.measured.load(Ordering::Acquire))
+    }
+
+    /// Returns the VM that has the account of a VM.
+    #[inline]
+    fn account<'a>(&'a self, vm: &'a Vm) -> &'a Vm {
+        self.vms.get(usize::from(vm.account.load(Ordering::Relaxed))).unwrap_or(vm)
+    }
+
+    /// Lets the VM at `port` share the account of the VM at `with`: the bucket for the rate
+    /// [`VmRates::send`] of the latter. A VM has its own account until then.
+    pub fn share_account(&self, port: u16, with: u16) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.account.store(with, Ordering::Relaxed);
+        }
     }
 
     /// Returns what the table limits.
@@ -347,7 +366,7 @@ impl PairTable {
     pub fn announces(&self, pair: PairKey, flow: u64, dscp: u8, now: Nanos) -> bool {
         let announces = self.code_points.announces(pair, flow, dscp, now);
         if announces && let Some(vm) = self.vm(pair.port()) {
-            vm.send.spend_marker(now);
+            self.account(vm).send.spend_marker(now);
         }
         announces
     }
@@ -361,7 +380,9 @@ impl PairTable {
         match self.limits {
             PairLimits::Rates => usize::MAX,
             PairLimits::Guarantees if self.has_lines() => usize::MAX,
-            PairLimits::Guarantees => self.vm(port).map_or(usize::MAX, |vm| vm.send.frames()),
+            PairLimits::Guarantees => {
+                self.vm(port).map_or(usize::MAX, |vm| self.account(vm).send.frames())
+            }
         }
     }
 
@@ -402,7 +423,7 @@ impl PairTable {
             return self.pass(vm, slot, size, now);
         }
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
-            let passes = vm.take(&vm.default, size.bytes, now);
+            let passes = self.account(vm).take(&vm.default, size.bytes, now);
             if passes {
                 vm.bytes.fetch_add(size.bytes.into(), Ordering::Relaxed);
             } else {
@@ -416,7 +437,7 @@ impl PairTable {
         if self.limits == PairLimits::Guarantees {
             return self.send_or_wait(vm, (at, slot), size, now);
         }
-        let passes = vm.take(&slot.bucket, size.bytes, now);
+        let passes = self.account(vm).take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
@@ -437,9 +458,10 @@ impl PairTable {
         size: Size,
         now: Nanos,
     ) -> Sending {
-        let relaxed = vm.send.is_relaxed(now);
-        let must_wait = slot.is_waited_for() || self.has_lines() && vm.send.is_in_debt();
-        if must_wait || !vm.take(&slot.bucket, size.bytes, now) {
+        let (account, has_lines) = (self.account(vm), self.has_lines());
+        let relaxed = account.send.is_relaxed(now);
+        let must_wait = slot.is_waited_for() || has_lines && account.send.is_in_debt();
+        if must_wait || !account.take(&slot.bucket, size.bytes, now) {
             if relaxed {
                 vm.pressure.rest(now);
             }
@@ -447,13 +469,14 @@ impl PairTable {
                 slot.count(size, false);
                 return Sending::Refuse;
             }
-            let signals = slot.pressure.signals(false, slot.bucket.frame_time(), size, now);
+            let signals = slot.pressure.signals(false, slot.frame_time(), size, now);
             let asks = !signals && self.asks(vm, slot, now);
             return Sending::Wait(Delayed { slot: at, signals, asks });
         }
         slot.count(size, true);
         slot.pressure.rest(now);
-        if vm.pressure.signals(relaxed, vm.send.frame_time(), size, now) {
+        // If there are lines, only flows that wait signal congestion.
+        if !has_lines && vm.pressure.signals(relaxed, account.send.frame_time(), size, now) {
             Sending::Signal(at)
         } else if self.asks(vm, slot, now) {
             Sending::Ask(at)
@@ -466,7 +489,7 @@ impl PairTable {
     fn asks(&self, vm: &Vm, slot: &SendSlot, now: Nanos) -> bool {
         let asks = slot.asks(now, self.asks_every(slot));
         if asks {
-            vm.send.spend_marker(now);
+            self.account(vm).send.spend_marker(now);
         }
         asks
     }
@@ -477,7 +500,7 @@ impl PairTable {
     fn pass(&self, vm: &Vm, slot: Option<(usize, &SendSlot)>, size: Size, now: Nanos) -> Sending {
         let Some((at, slot)) = slot else { return Sending::Pass };
         let waits = slot.is_waited_for();
-        if waits && !slot.has_room(vm.emptying.speed(now)) {
+        if waits && !slot.has_room(self.account(vm).emptying.speed(now)) {
             slot.count(size, false);
             return Sending::Refuse;
         }
@@ -511,7 +534,7 @@ impl PairTable {
             slot.take_back(size, whole);
         }
         if let Some(vm) = self.vm(port) {
-            vm.send.give_back(size.bytes);
+            self.account(vm).send.give_back(size.bytes);
         }
     }
 
@@ -583,7 +606,7 @@ impl PairTable {
         vm.default.set(rates.default);
         vm.send.set(rates.send);
         vm.receive.set(rates.receive);
-        vm.set_limited(limited);
+        self.set_limited(vm, limited);
         // A worker that sees a measured VM also sees its rates, and the first rate of its pairs.
         vm.measured.store(true, Ordering::Release);
     }
@@ -600,14 +623,14 @@ impl PairTable {
     /// Puts the rates of the VM at `port` into force, if the VM is measured.
     pub fn hold(&self, port: u16) {
         if let Some(vm) = self.measured_vm(port) {
-            vm.set_limited(true);
+            self.set_limited(vm, true);
         }
     }
 
     /// Removes the limits of pairs from the VM at `port`. The VM's pairs are still measured.
     pub fn release(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
-            vm.set_limited(false);
+            self.set_limited(vm, false);
         }
     }
 
@@ -616,7 +639,7 @@ impl PairTable {
     /// pairs keep their slots until [`Self::end_sender`] and [`Self::end_receiver`].
     pub fn unlimit(&self, port: u16) {
         if let Some(vm) = self.vms.get(usize::from(port)) {
-            vm.set_limited(false);
+            self.set_limited(vm, false);
             if vm.waiting.load(Ordering::Relaxed) == 0 {
                 vm.measured.store(false, Ordering::Relaxed);
             }
@@ -627,6 +650,7 @@ impl PairTable {
     /// number of the port. No frame of the VM may wait in a line.
     pub fn forget(&self, port: u16) {
         self.unlimit(port);
+        self.share_account(port, port);
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
         for (side, keys) in [(SENDER, &self.send_keys), (RECEIVER, &self.receive_keys)] {
             for (at, key) in keys.all().filter(|(_, key)| PairKey(*key).port() == port) {
@@ -723,7 +747,7 @@ impl PairTable {
 }
 
 impl Vm {
-    /// Takes tokens of a bucket of the VM and of the bucket of all its frames, or of neither.
+    /// Takes tokens of a bucket and of this VM's account, or of neither.
     fn take(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> bool {
         if !bucket.take(bytes, now) {
             return false;

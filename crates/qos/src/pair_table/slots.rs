@@ -23,11 +23,13 @@ const DEPTH_MIN: u64 = 262_144;
 /// Smallest depth in bytes of a bucket for a guarantee ([`PairLimits::Guarantees`]): ten frames of
 /// Ethernet, with which a TCP connection begins. Larger segments put the bucket in debt.
 const GUARANTEE_DEPTH_MIN: u64 = 16_384;
+/// Divisor of the depth of an account's bucket for a guarantee.
+const ACCOUNT_DIVISOR: i64 = 4;
 /// Bytes that a full frame of Ethernet takes on a link, with preamble and gap.
-const FULL_FRAME: u64 = 1_538;
+pub(super) const FULL_FRAME: u64 = 1_538;
 
-/// The frames of a pair that may wait are as long as the bytes that pass in 1/20 s at the bucket's
-/// rate, but at least [`LINE_MIN`].
+/// The frames of a pair that may wait are as long as the bytes that pass in 1/20 s at the rate of
+/// the pair, but at least [`LINE_MIN`].
 const LINES_PER_SECOND: u64 = 20;
 /// Bytes of a pair that may wait at any rate: 20 frames of Ethernet. A TCP connection uses a slow
 /// rate only if more frames than a few may wait.
@@ -94,7 +96,7 @@ pub(super) struct PacedBucket {
     bucket: Bucket,
     limits: PairLimits,
     /// Divisor of the depth.
-    divisor: u64,
+    divisor: AtomicI64,
 }
 
 impl PacedBucket {
@@ -109,14 +111,22 @@ impl PacedBucket {
     pub(super) const fn of_vm(limits: PairLimits) -> Self {
         let divisor = match limits {
             PairLimits::Rates => 1,
-            PairLimits::Guarantees => 4,
+            PairLimits::Guarantees => ACCOUNT_DIVISOR,
         };
         Self::new(limits, divisor)
     }
 
-    const fn new(limits: PairLimits, divisor: u64) -> Self {
+    const fn new(limits: PairLimits, divisor: i64) -> Self {
         let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
-        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket, limits, divisor }
+        let (rate, at, divisor) = (AtomicU64::new(0), AtomicU64::new(0), AtomicI64::new(divisor));
+        Self { rate, at, bucket, limits, divisor }
+    }
+
+    /// Notes whether frames can wait in a line for this bucket of a pair. If they can, the depth is
+    /// that of an account: the bursts of many pairs together would exceed their receiver's
+    /// guarantee, and TCP loses no frame at a bucket with a line.
+    pub(super) fn set_line(&self, line: bool) {
+        self.divisor.store(if line { ACCOUNT_DIVISOR } else { 1 }, Ordering::Relaxed);
     }
 
     pub(super) fn set(&self, rate: BitsPerSecond) {
@@ -180,21 +190,15 @@ impl PacedBucket {
     }
 
     /// Takes tokens for `bytes` of a frame that does not wait behind others. Returns false and
-    /// takes nothing if the debt already exceeds the bucket's depth.
+    /// takes nothing if the debt already exceeds the depth of a bucket without a line.
     pub(super) fn take_ahead(&self, bytes: u32, now: Nanos) -> bool {
         self.refill(now);
-        let depth = self.depth(self.rate.load(Ordering::Relaxed));
-        let may_take = self.bucket.level() > -depth;
+        let burst = self.burst(self.rate.load(Ordering::Relaxed));
+        let may_take = self.bucket.level() > -(burst * PARTS_OF_BYTE);
         if may_take {
             self.bucket.spend(parts(bytes));
         }
         may_take
-    }
-
-    /// Returns the number of waiting bytes from which on no more frames may wait for the bucket.
-    fn line(&self) -> u64 {
-        let rate = self.rate.load(Ordering::Relaxed);
-        (rate / (8 * LINES_PER_SECOND)).clamp(LINE_MIN, LINE_MAX)
     }
 
     /// Returns the time until the bucket is out of debt, or 0 if the bucket has no rate.
@@ -224,12 +228,17 @@ impl PacedBucket {
 
     /// Returns the depth of the bucket at the rate `rate` in bits per second, in parts of a byte.
     fn depth(&self, rate: u64) -> i64 {
+        self.burst(rate) * PARTS_OF_BYTE / self.divisor.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of a burst at the rate `rate` in bits per second.
+    fn burst(&self, rate: u64) -> i64 {
         let least = match self.limits {
             PairLimits::Rates => DEPTH_MIN,
             PairLimits::Guarantees => GUARANTEE_DEPTH_MIN,
         };
-        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(least, DEPTH_MAX.into()) / self.divisor;
-        i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+        let burst = (rate / (8 * BURSTS_PER_SECOND)).clamp(least, DEPTH_MAX.into());
+        i64::try_from(burst).unwrap_or(i64::from(DEPTH_MAX))
     }
 
     /// Whether the bucket was in debt after the last refill.
@@ -239,8 +248,7 @@ impl PacedBucket {
 
     /// Returns the time of `bytes` bytes at the bucket's rate, or 0 if the bucket has no rate.
     pub(super) fn time_of(&self, bytes: u64) -> Nanos {
-        let rate = self.rate.load(Ordering::Relaxed);
-        Nanos(bytes.saturating_mul(8_000_000_000).checked_div(rate).unwrap_or(0))
+        time_at(self.rate.load(Ordering::Relaxed), bytes)
     }
 
     /// Returns the time of a full frame at the bucket's rate.
@@ -255,6 +263,11 @@ impl PacedBucket {
         let bytes = tokens + self.rate.load(Ordering::Relaxed) / 8_000;
         usize::try_from(bytes / FULL_FRAME + 1).unwrap_or(usize::MAX)
     }
+}
+
+/// Returns the time of `bytes` bytes at the rate `rate` in bits per second, or 0 at the rate 0.
+fn time_at(rate: u64, bytes: u64) -> Nanos {
+    Nanos(bytes.saturating_mul(8_000_000_000).checked_div(rate).unwrap_or(0))
 }
 
 fn parts(bytes: u32) -> i64 {
@@ -377,10 +390,23 @@ impl SendSlot {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a further frame may wait for the bucket, if frames leave at `speed` times its rate.
-    /// A large segment may exceed the room.
+    /// Returns the rate at which the pair may send while all pairs of its account send: that of its
+    /// bucket, or its part of the sender's guarantee if this is less.
+    fn rate(&self) -> u64 {
+        let [_, part, _] = &self.told;
+        self.bucket.rate.load(Ordering::Relaxed).min(part.load(Ordering::Relaxed))
+    }
+
+    /// Returns the time of a full frame at the rate of the pair.
+    pub(super) fn frame_time(&self) -> Nanos {
+        time_at(self.rate(), FULL_FRAME)
+    }
+
+    /// Whether a further frame may wait, if frames leave at `speed` times the rate of the pair. A
+    /// large segment may exceed the room.
     pub(super) fn has_room(&self, speed: u64) -> bool {
-        self.waiting.load(Ordering::Relaxed) < self.bucket.line() * speed
+        let line = (self.rate() / (8 * LINES_PER_SECOND)).clamp(LINE_MIN, LINE_MAX);
+        self.waiting.load(Ordering::Relaxed) < line * speed
     }
 
     /// Notes that a frame of `bytes` bytes waits for the bucket.
@@ -448,6 +474,11 @@ impl SendSlot {
     /// Sets the number of flows that the next question reports.
     pub(super) fn tell_flows(&self, flows: u32) {
         self.told_flows.store(flows, Ordering::Relaxed);
+    }
+
+    /// Returns the number of flows that the next question reports, at least 1.
+    pub(super) fn flows_told(&self) -> u64 {
+        self.told_flows.load(Ordering::Relaxed).max(1).into()
     }
 
     pub(super) fn question(&self) -> Question {

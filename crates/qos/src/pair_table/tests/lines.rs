@@ -109,7 +109,7 @@ fn a_line_of_which_frames_are_lost_has_room_again() {
 fn a_vm_pays_for_a_frame_when_it_leaves_its_line() {
     let table = guarantees();
     let most = crate::policer::RATE_MAX;
-    table.limit(VM, VmRates { default: most, send: mbps(10), receive: most });
+    table.limit(VM, VmRates { default: most, send: mbps(2), receive: most });
     table.set_lines(true);
     limited(&table, 1);
     let (mut line, now) = (Line::default(), Nanos::from_secs(1));
@@ -118,7 +118,7 @@ fn a_vm_pays_for_a_frame_when_it_leaves_its_line() {
             line.offer(&table, FAR, FRAME, number, now);
         });
     };
-    offers(&mut line, 13);
+    offers(&mut line, 4);
     let sent = table.sending().next().unwrap();
     offers(&mut line, 10);
     assert_eq!(line.frames.len(), 10);
@@ -133,14 +133,14 @@ fn a_vm_pays_for_a_frame_when_it_leaves_its_line() {
     let departs = |(slot, size, _): (usize, Size, u32), us: u64| {
         table.departs(VM, slot, size.bytes, Nanos(now.0 + us * 1_000))
     };
-    // 13 frames and a question are 715 bytes more than the VM's bucket had. The pair's bucket has
-    // 134 left.
-    assert_eq!(departs(first, 0), Err(Nanos(715 * 800)));
-    assert_eq!(departs(first, 572), Ok(()));
-    assert_eq!(departs(second, 572), Err(Nanos(1_250 * 800)));
-    let more = departs(second, 1_572).unwrap_err();
-    assert!((7_000_000..8_000_000).contains(&more.0), "the pair's debt: {more:?}");
-    assert_eq!(departs(second, 1_572 + 8_000), Ok(()));
+    // Both buckets had 4,096 bytes. Four frames are 904 bytes more, and a question 90 bytes.
+    assert_eq!(departs(first, 0), Err(Nanos(994 * 4_000)));
+    assert_eq!(departs(first, 3_976), Err(Nanos(904 * 8_000 - 3_976_000)), "the pair's debt");
+    assert_eq!(departs(first, 7_240), Ok(()));
+    // The VM had 816 bytes then, and the pair 1.
+    assert_eq!(departs(second, 7_240), Err(Nanos(434 * 4_000)));
+    assert_eq!(departs(second, 7_240 + 1_736), Err(Nanos(1_249 * 8_000 - 1_736_000)));
+    assert_eq!(departs(second, 7_240 + 10_000), Ok(()));
 }
 
 #[test]
@@ -463,4 +463,75 @@ fn a_line_that_is_never_empty_signals_and_a_short_one_does_not() {
         }
         assert!(expected.contains(&signals), "{signals} at {rate} Mbit/s");
     }
+}
+
+/// Offers as many frames as possible of the VMs `vms` for 4 s. Returns the bits of each VM in the
+/// last second.
+fn sent_by(table: &PairTable, vms: &[u16]) -> Vec<u64> {
+    let mut bits = vec![0; vms.len()];
+    let mut lines = vec![VecDeque::new(); vms.len()];
+    for step in 0..4_000_usize {
+        let now = Nanos::from_micros(1_000_000 + 1_000 * u64::try_from(step).unwrap());
+        // The VMs take turns to be the first.
+        for at in (step..step + vms.len()).map(|at| at % vms.len()) {
+            let mut left = 0;
+            while let Some(slot) = lines[at].front().copied()
+                && table.departs(vms[at], slot, FRAME.bytes, now).is_ok()
+            {
+                lines[at].pop_front();
+                left += 1;
+            }
+            match table.send(vms[at], FAR, FRAME, now) {
+                Sending::Wait(Delayed { slot, .. }) => {
+                    if table.waits(vms[at], slot, FRAME) {
+                        lines[at].push_back(slot);
+                    }
+                }
+                Sending::Refuse => {}
+                _ => left += 1,
+            }
+            bits[at] += if step < 3_000 { 0 } else { left * 10_000 };
+        }
+    }
+    bits
+}
+
+#[test]
+fn vms_with_the_same_account_share_its_rate() {
+    let most = crate::policer::RATE_MAX;
+    let begin = |shared| {
+        let table = guarantees();
+        table.set_lines(true);
+        for vm in [VM, VM + 1] {
+            table.set_first(vm, most);
+            table.limit(vm, VmRates { default: most, send: mbps(2), receive: most });
+            table.share_account(vm, if shared { VM } else { vm });
+        }
+        table
+    };
+    for (shared, sum) in [(true, 2_000_000), (false, 4_000_000)] {
+        let bits = sent_by(&begin(shared), &[VM, VM + 1]);
+        let all: u64 = bits.iter().sum();
+        assert!((sum * 99 / 100..=sum * 101 / 100).contains(&all), "{shared}: {bits:?}");
+        // One VM may use all of it.
+        let alone = sent_by(&begin(shared), &[VM + 1])[0];
+        assert!((1_980_000..=2_020_000).contains(&alone), "{shared}: {alone}");
+    }
+}
+
+#[test]
+fn a_vm_that_leaves_has_an_account_of_its_own_when_its_number_returns() {
+    let table = guarantees();
+    let most = crate::policer::RATE_MAX;
+    table.set_lines(true);
+    for (vm, send) in [(VM, mbps(1)), (VM + 1, mbps(3))] {
+        table.set_first(vm, most);
+        table.limit(vm, VmRates { default: most, send, receive: most });
+        table.share_account(vm, VM);
+    }
+    table.forget(VM + 1);
+    table.set_first(VM + 1, most);
+    table.limit(VM + 1, VmRates { default: most, send: mbps(3), receive: most });
+    let bits = sent_by(&table, &[VM + 1])[0];
+    assert!((2_970_000..=3_030_000).contains(&bits), "{bits}");
 }

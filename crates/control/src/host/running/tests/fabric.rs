@@ -118,7 +118,7 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
     // precedence. Received frames are policed at a quarter above the guarantee, but not below the
     // minimum rate of a meter.
     let laid = vec![(None, Some(8_000)), (Some(90_000_000), Some(75_000_000))];
-    assert_eq!((rates(&host), ceilings()), (laid.clone(), vec![(4, 0, 22_440_000)]));
+    assert_eq!((rates(&host), ceilings()), (laid.clone(), vec![(4, 0, 27_500_000)]));
     host.reload().unwrap();
     assert_eq!((rates(&host), ceilings().len()), (laid, 1));
     assert_eq!(host.config_toml(), text, "not written");
@@ -193,13 +193,13 @@ fn who_has_a_queue_is_limited_in_it_while_a_plan_says_so() {
     host.set_fabric(&limited).unwrap();
     // Red keeps its code point and its queue.
     assert_eq!(in_force(&host, &fake).3, [0, 1, 0]);
-    assert_eq!(ceilings(), [(1, 20_000_000)]);
+    assert_eq!(ceilings(), [(1, 25_000_000)]);
     let tenants = host.tenants();
     let red = tenants.iter().find(|tenant| tenant.name == "red").unwrap();
     assert_eq!((red.send, red.receive.unwrap().rate.unwrap().0.0), (None, 50_000_000));
     // Without the code point, red is limited in a lane of queue 0.
     host.set_fabric(&FabricTerms { code_points: BTreeMap::new(), ..limited }).unwrap();
-    assert_eq!(ceilings(), [(4, 20_400_000)]);
+    assert_eq!(ceilings(), [(4, 25_000_000)]);
     host.set_fabric(&plan).unwrap();
     assert_eq!((ceilings(), host.tenants()[0].receive), (vec![], None));
 }
@@ -476,8 +476,8 @@ fn who_loses_its_queue_has_its_pairs_limits_with_the_plan_and_loses_them_with_a_
     }
     let at = period();
     assert_eq!(host.pair_use().rate, 0, "no limit is in force");
-    // The limit is in force while red still has its queue, and when it shares queue 0. The VM's
-    // bucket holds a quarter of 31,875 bytes, and frames beyond it wait in the line of the pair.
+    // The limit is in force while red still has its queue, and when it shares queue 0. The pair's
+    // bucket begins with a quarter of 31,875 bytes, and frames beyond it wait in the pair's line.
     let limited = FabricTerms { held: red.clone(), ..queue };
     let shared = FabricTerms { held: red, ..terms(&[], &[], &[]) };
     for (plan, seconds) in [(&limited, 1), (&shared, 2)] {

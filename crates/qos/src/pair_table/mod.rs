@@ -250,7 +250,7 @@ struct Vm {
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
-    /// Port of the VM whose `send` and `emptying` are the account of this VM.
+    /// Port of the VM with the account of this VM: its fields `send` and `emptying`.
     account: AtomicU16,
     /// First rate of a new pair's bucket, in bits per second; 0 if a new pair uses `default`.
     first: AtomicU64,

@@ -470,8 +470,8 @@ fn a_line_that_is_never_empty_signals_and_a_short_one_does_not() {
 fn sent_by(table: &PairTable, vms: &[u16]) -> Vec<u64> {
     let mut bits = vec![0; vms.len()];
     let mut lines = vec![VecDeque::new(); vms.len()];
-    for step in 0..4_000_usize {
-        let now = Nanos::from_micros(1_000_000 + 1_000 * u64::try_from(step).unwrap());
+    for (millis, step) in (1_000..).zip(0..4_000) {
+        let now = Nanos::from_millis(millis);
         // The VMs take turns to be the first.
         for at in (step..step + vms.len()).map(|at| at % vms.len()) {
             let mut left = 0;

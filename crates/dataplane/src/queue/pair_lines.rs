@@ -236,7 +236,7 @@ impl PairLines {
                 self.list(Nanos(at), slot);
                 continue;
             }
-            self.remove_first(due, frame.wire());
+            self.remove_first(due, if late { 0 } else { frame.wire() });
             return Some(Released { frame, tenant, late });
         }
     }
@@ -246,7 +246,7 @@ impl PairLines {
         let Reverse(due) = *self.due.peek()?;
         let Place { frame, .. } = self.first(due.slot)?;
         self.lose(due.slot, &frame);
-        self.remove_first(due, frame.wire());
+        self.remove_first(due, 0);
         Some(frame)
     }
 
@@ -276,16 +276,17 @@ impl PairLines {
         self.due.retain(|Reverse(due)| lines.get(due.slot).is_some_and(|line| line.listed));
     }
 
-    /// Removes the first frame, of `bytes` bytes, of the line at the top of the heap, which is
-    /// `due`. Lists the line again if more frames wait: in the same turn, or after the others.
-    fn remove_first(&mut self, due: Due, bytes: u32) {
+    /// Removes the first frame of the line at the top of the heap, which is `due`. `sent` is the
+    /// number of bytes that leave, and 0 if the frame is dropped. Lists the line again if more
+    /// frames wait: in the same turn, or after the others.
+    fn remove_first(&mut self, due: Due, sent: u32) {
         self.due.pop();
         if !self.unlink_first(due.slot) {
             return;
         }
         let most = self.table.bytes_of_turn(due.slot);
         let Some(line) = self.lines.get_mut(due.slot) else { return };
-        line.left += u64::from(bytes);
+        line.left += u64::from(sent);
         if line.left < most {
             self.due.push(Reverse(due));
         } else {
@@ -396,6 +397,24 @@ mod tests {
             }
         }
         assert_eq!(left, [10, 30]);
+    }
+
+    #[test]
+    fn late_frames_take_nothing_of_their_lines_turn() {
+        let (table, now) = (table(), Nanos::from_secs(1));
+        let mut lines = PairLines::new(&table, 2);
+        let mut frame = Stored::held(Held { buffer: 0, len: 1_514 }, VM);
+        for slot in 0..2 {
+            frame.hash = slot;
+            for since in [now, now, Nanos::from_secs(5)] {
+                assert!(lines.push(slot as usize, frame, 0, since).is_some());
+            }
+        }
+        let (now, most) = (Nanos::from_secs(5) + STEP, Nanos::from_secs(1));
+        let left: Vec<_> = std::iter::from_fn(|| lines.next(now, most, &mut { usize::MAX }))
+            .map(|released| (released.frame.hash, released.late))
+            .collect();
+        assert_eq!(left, [0, 1].map(|slot| [true, true, false].map(|late| (slot, late))).concat());
     }
 
     #[test]

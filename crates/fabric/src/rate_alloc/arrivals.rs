@@ -12,8 +12,12 @@
 //!
 //! The host measures what arrives for each tenant. While more than [`MOST_PERMILLE`] of the
 //! guarantee arrives, the rate to divide shrinks slowly, down to [`LEAST`]. While less arrives, it
-//! grows as slowly, up to [`GREATEST`]. The whole loop takes about a second, because limits change
-//! only some periods later.
+//! grows as slowly, up to [`GREATEST`].
+//!
+//! A sender hears its part only with the answer to its next question, and slow pairs ask once in
+//! 1.2 s. A loop that is faster than this overshoots: after a second with too much, the tenant has
+//! a second with too little. So the loop is slower for tenants with slow pairs, and takes 1
+//! to 3 s.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +38,9 @@ pub const LEAST: i64 = 700_000;
 pub const GREATEST: i64 = 1_020_000;
 /// Number of periods in which the measured rate follows a change.
 const SMOOTH: i64 = 8;
-/// Number of periods after which the factor has changed as much as the rate is wrong.
-const SLOW: i64 = 16;
+/// Ratio of the loop's time to the delay of its parts: the factor changes as much as the rate is
+/// wrong in this many times the periods of measuring and asking.
+const SLOW: i64 = 2;
 
 /// Least and largest number of periods in which the factor does not change yet. Frames of a tenant
 /// that had a queue before still arrive from there. The begin ends when they no longer arrive much
@@ -54,6 +59,8 @@ struct Arrival {
     factor: i64,
     /// Number of periods of the begin; `None` after the begin.
     begin: Option<u32>,
+    /// Largest number of periods between two questions about a pair of the tenant.
+    asks_every: u32,
 }
 
 /// What arrives for all tenants of a host.
@@ -97,7 +104,7 @@ impl Arrivals {
         for (tenant, (bytes, hose)) in bytes {
             let rate = signed(scaled(bytes, 8_000_000_000, elapsed.0));
             let most = signed(scaled(hose, MOST_PERMILLE, 1_000));
-            let new = Arrival { rate, factor: WHOLE, begin: Some(0) };
+            let new = Arrival { rate, factor: WHOLE, begin: Some(0), asks_every: 0 };
             let arrival = self.of_tenant.entry(tenant).or_insert(new);
             if let Some(periods) = arrival.begin {
                 let is_fast = rate > signed(scaled(hose, BEGIN_PERMILLE, 1_000));
@@ -109,7 +116,15 @@ impl Arrivals {
             let error =
                 i128::from(most - arrival.rate) * i128::from(WHOLE) / i128::from(most.max(1));
             let error = i64::try_from(error).unwrap_or(-WHOLE).max(-WHOLE);
-            arrival.factor = (arrival.factor + error / SLOW).clamp(LEAST, GREATEST);
+            let change = error / slowness(arrival.asks_every);
+            arrival.factor = (arrival.factor + change).clamp(LEAST, GREATEST);
+        }
+    }
+
+    /// Sets the largest number of periods between two questions about the pairs of a tenant.
+    pub fn asks_every(&mut self, tenant: u16, periods: u32) {
+        if let Some(arrival) = self.of_tenant.get_mut(&tenant) {
+            arrival.asks_every = periods;
         }
     }
 
@@ -119,6 +134,12 @@ impl Arrivals {
         let factor = self.of_tenant.get(&tenant).map_or(WHOLE, |arrival| arrival.factor);
         BitsPerSecond(scaled(hose.0, factor.unsigned_abs(), WHOLE.unsigned_abs()))
     }
+}
+
+/// Returns the number of periods in which the factor of a tenant changes as much as its rate is
+/// wrong, if the tenant's pairs ask once in `asks_every` periods or more often.
+fn slowness(asks_every: u32) -> i64 {
+    SLOW * (SMOOTH + i64::from(asks_every))
 }
 
 fn signed(rate: u64) -> i64 {
@@ -133,8 +154,13 @@ mod tests {
     const HOSE: BitsPerSecond = BitsPerSecond(8_000_000);
 
     /// Ends 200 periods of 50 ms, in which two VMs of a tenant get what `rate` returns for the rate
-    /// that is divided, 150 ms before. Returns the rates of the periods.
+    /// that was divided before. Pairs ask in each second period. Returns the rates of the periods.
     fn run(rate: impl Fn(u64) -> u64) -> Vec<u64> {
+        run_asking(2, rate)
+    }
+
+    /// Like [`run`], for pairs that ask once in `every` periods, at different times.
+    fn run_asking(every: usize, rate: impl Fn(u64) -> u64) -> Vec<u64> {
         let hose = Hose { send: HOSE, receive: HOSE };
         let members = [
             (1, Member { tenant: 7, hose, is_held: true }),
@@ -142,9 +168,11 @@ mod tests {
         ]
         .into();
         let (mut arrivals, mut total) = (Arrivals::new(), 0);
-        let (mut divided, mut rates) = (vec![HOSE.0; 3], Vec::new());
+        let (mut divided, mut rates) = (vec![HOSE.0; every + 1], Vec::new());
         for period in 1..=200 {
-            let rate = rate(divided[divided.len() - 3]);
+            arrivals.asks_every(7, every.try_into().unwrap());
+            let heard = &divided[divided.len() - every - 1..][..every];
+            let rate = rate(heard.iter().sum::<u64>() / heard.len() as u64);
             total += rate / 160;
             rates.push(rate);
             let totals = [(1, total / 4), (2, total - total / 4), (3, total)];
@@ -186,6 +214,22 @@ mod tests {
             });
             let after = &rates[periods..];
             assert!(after.iter().all(|rate| *rate >= HOSE.0 * 99 / 100), "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_that_exceed_their_parts_are_not_slowed_below_the_guarantee() {
+        for every in [2, 8, 24] {
+            let begun = std::cell::Cell::new(0);
+            let rates = run_asking(every, |divided| {
+                begun.set(begun.get() + 1);
+                let percent = if begun.get() > 20 { 115 } else { 100 };
+                divided * percent / 100
+            });
+            let least = rates.iter().min().unwrap();
+            assert!(*least >= HOSE.0 * 99 / 100, "every {every} periods: {rates:?}");
+            let last = &rates[150..];
+            assert!(last.iter().all(|rate| *rate <= HOSE.0 * 102 / 100), "every {every} periods");
         }
     }
 

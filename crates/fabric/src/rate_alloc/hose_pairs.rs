@@ -336,6 +336,7 @@ impl HosePairs {
     ) {
         let mut old = std::mem::take(&mut self.receivers);
         let mut of_tenant: BTreeMap<u16, (Hose, Vec<(PairId, _)>)> = BTreeMap::new();
+        let mut every: BTreeMap<u16, Nanos> = BTreeMap::new();
         for pair in received {
             let before = old.remove(&pair.id);
             let asked = before.is_none_or(|before| before.questions != pair.questions);
@@ -348,8 +349,16 @@ impl HosePairs {
             self.receivers.insert(pair.id, Receiver { questions: pair.questions, quiet });
             let is_active = quiet < quiet_periods(pair.part, member.is_held);
             let want = if is_active { pair.want.min(pair.part) } else { NOTHING };
+            if is_active {
+                let asks_every = question_period(pair.part, member.is_held);
+                let longest = every.entry(member.tenant).or_default();
+                *longest = asks_every.max(*longest);
+            }
             let of = of_tenant.entry(member.tenant).or_insert((member.hose, Vec::new()));
             of.1.push((pair.id, (want, pair.flows.clamp(1, FLOWS_MAX))));
+        }
+        for (tenant, every) in every {
+            self.arrivals.asks_every(tenant, u32::try_from(every.0 / PERIOD.0).unwrap_or(u32::MAX));
         }
         let (mut wants, mut parts) = (Vec::new(), Vec::new());
         for (tenant, (hose, pairs)) in &of_tenant {

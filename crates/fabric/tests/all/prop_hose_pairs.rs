@@ -29,6 +29,8 @@ struct Pair {
     asked: ([BitsPerSecond; 2], u32),
     questions: u64,
     part: Option<BitsPerSecond>,
+    /// Period of the next question, and periods between two questions.
+    asks: (u64, u64),
 }
 
 impl Pair {
@@ -41,12 +43,14 @@ impl Pair {
             asked: ([BitsPerSecond(0); 2], 0),
             questions: 0,
             part: None,
+            asks: (0, 2),
         }
     }
 
-    /// Asks the receiver's host, which answers at once if it knows the part.
-    fn ask(&mut self) {
-        let Some(told) = self.told else { return };
+    /// Asks the receiver's host if it is time. The host answers at once if it knows the part.
+    fn ask(&mut self, period: u64) {
+        let Some(told) = self.told.filter(|_| period >= self.asks.0) else { return };
+        self.asks.0 = period + self.asks.1;
         self.asked = told;
         self.questions += 1;
         self.sent.asked += 1;
@@ -134,6 +138,7 @@ impl Net {
                 let pair = self.pairs[sender][receiver].as_mut().unwrap();
                 pair.limit = send.limit;
                 pair.told = Some(([send.part, send.want], send.flows));
+                pair.asks.1 = send.ask_every.0.div_ceil(PERIOD.0);
             }
             self.firsts[sender] = limits.first[0].1;
         }
@@ -177,9 +182,7 @@ impl Net {
             let Some(pair) = pair.as_mut().filter(|_| *rate > 0) else { continue };
             pair.sent.bytes += rate / 8 / PERIODS;
             pair.sent.flows = self.sketches[sender];
-            if self.periods.is_multiple_of(2) {
-                pair.ask();
-            }
+            pair.ask(self.periods);
         }
         for (bits, rate) in arrived.iter_mut().zip(&rates) {
             *bits += rate / PERIODS;

@@ -32,8 +32,9 @@ use penstock_guest::bed::process::{Daemon, ask, await_ok};
 
 /// Maximum time until a server answers.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Frames that may wait in a queue: the length of a veth's queue by default.
-const QUEUE: u32 = 1_000;
+/// Bytes that may wait in a queue: 1,000 full frames, as in a veth's queue by default. A queue that
+/// counted large segments (TSO) could hold 26 s of the link, and no further connection would begin.
+const QUEUE: u32 = 1_000 * 1_514;
 /// Bytes that a class of weight 1 may borrow in a turn, two full frames. HTB divides only the rate
 /// above the classes' own rates by this number.
 const QUANTUM: u32 = 3_028;
@@ -65,7 +66,7 @@ impl Discipline {
             )
         };
         let root = |more: &str| format!("qdisc add dev {dev} root handle 1: htb{more}");
-        let leaf = |id: u32| format!("qdisc add dev {dev} parent 1:{id} pfifo limit {QUEUE}");
+        let leaf = |id: u32| format!("qdisc add dev {dev} parent 1:{id} bfifo limit {QUEUE}");
         if self == Self::Fifo {
             return vec![root(" default 9"), class("1:", 9, LINK, 1), leaf(9)];
         }

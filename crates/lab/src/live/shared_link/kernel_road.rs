@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_fifo_has_one_queue() {
         let commands = Discipline::Fifo.commands();
-        assert_eq!(commands.iter().filter(|command| command.contains("pfifo")).count(), 1);
+        assert_eq!(commands.iter().filter(|command| command.contains("bfifo")).count(), 1);
         assert!(!commands.iter().any(|command| command.starts_with("filter")));
     }
 }

@@ -36,9 +36,8 @@ const TURN: usize = 0;
 const PINGER: usize = 0;
 /// Seconds of the traffic before the measurement.
 const SETTLE: f64 = 4.0;
-/// Seconds for which the TCP programs outlast the measurement, if they all begin at once. The last
-/// one may begin 90 s after the first.
-const SPARE: f64 = 120.0;
+/// Seconds for which the TCP programs outlast the measurement, if they all begin at once.
+const SPARE: f64 = 60.0;
 /// Seconds between two pings.
 const PING_GAP: f64 = 0.02;
 const LATE: Duration = Duration::from_secs(20);

@@ -28,13 +28,10 @@ use super::traffic::{LINK, Road, TENANTS, WEIGHTS};
 use super::wire::OVERHEAD;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
-use penstock_guest::bed::process::{Daemon, ask, await_ok};
+use penstock_guest::bed::process::{Daemon, ask};
 
-/// Maximum time until a server answers.
-const START_LIMIT: Duration = Duration::from_secs(20);
-/// Bytes that may wait in a queue: 1,000 full frames, as in a veth's queue by default. A queue that
-/// counted large segments (TSO) could hold 26 s of the link, and no further connection would begin.
-const QUEUE: u32 = 1_000 * 1_514;
+/// Frames that may wait in a queue: the length of a veth's queue by default.
+const QUEUE: u32 = 1_000;
 /// Bytes that a class of weight 1 may borrow in a turn, two full frames. HTB divides only the rate
 /// above the classes' own rates by this number.
 const QUANTUM: u32 = 3_028;
@@ -66,7 +63,7 @@ impl Discipline {
             )
         };
         let root = |more: &str| format!("qdisc add dev {dev} root handle 1: htb{more}");
-        let leaf = |id: u32| format!("qdisc add dev {dev} parent 1:{id} bfifo limit {QUEUE}");
+        let leaf = |id: u32| format!("qdisc add dev {dev} parent 1:{id} pfifo limit {QUEUE}");
         if self == Self::Fifo {
             return vec![root(" default 9"), class("1:", 9, LINK, 1), leaf(9)];
         }
@@ -193,14 +190,6 @@ impl Road for KernelRoad<'_> {
         self.start_program(1, program, words).map(drop)
     }
 
-    fn await_server(&self, tenant: usize, port: u16) -> anyhow::Result<()> {
-        let to = address(tenant);
-        await_ok(&format!("port {port} of {to}"), START_LIMIT, || {
-            let probe = format!("exec 3<>/dev/tcp/{to}/{port}");
-            Ok(ask(&mut self.command(0, "timeout", &["1", "bash", "-c", &probe])).map(drop))
-        })
-    }
-
     fn ask(&self, program: &str, words: &[&str]) -> anyhow::Result<String> {
         ask(&mut self.command(1, program, words))
     }
@@ -244,7 +233,7 @@ mod tests {
     #[test]
     fn a_fifo_has_one_queue() {
         let commands = Discipline::Fifo.commands();
-        assert_eq!(commands.iter().filter(|command| command.contains("bfifo")).count(), 1);
+        assert_eq!(commands.iter().filter(|command| command.contains("pfifo")).count(), 1);
         assert!(!commands.iter().any(|command| command.starts_with("filter")));
     }
 }

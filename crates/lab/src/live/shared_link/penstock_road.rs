@@ -68,10 +68,6 @@ impl Road for PenstockRoad<'_> {
         self.stage.start_program(self.bed, NET, program, words).map(drop)
     }
 
-    fn await_server(&self, tenant: usize, port: u16) -> anyhow::Result<()> {
-        self.stage.await_tcp(&vm(tenant), NET_PLACE, port)
-    }
-
     fn ask(&self, program: &str, words: &[&str]) -> anyhow::Result<String> {
         ask(&mut self.stage.inside(NET, program, words)?)
     }

@@ -40,9 +40,8 @@ const SMALL: usize = 18;
 const SMALL_WIRE: f64 = 84.0;
 /// Payload bytes of a full TCP segment with time stamps, and bytes of its frame on the wire.
 const SEGMENT: (f64, f64) = (1_448.0, 1_538.0);
-/// Maximum time until a TCP program sends. Each of its connections takes a round trip to begin,
-/// which lasts 0.6 s if another TCP program has filled a FIFO.
-const START_LIMIT: Duration = Duration::from_secs(90);
+/// Maximum time until a server listens, and until a TCP program sends.
+const START_LIMIT: Duration = Duration::from_secs(20);
 /// A TCP program sends when its server received this many bytes. The control connection of iperf3
 /// has fewer.
 const STARTED: f64 = 65_536.0;
@@ -75,8 +74,6 @@ pub(super) trait Road {
     fn send(&mut self, tenant: usize, program: &str, words: &[&str]) -> anyhow::Result<usize>;
     /// Starts a server at the far end of the link.
     fn serve(&mut self, program: &str, words: &[&str]) -> anyhow::Result<()>;
-    /// Waits until a tenant can open a TCP connection to its address and `port`.
-    fn await_server(&self, tenant: usize, port: u16) -> anyhow::Result<()>;
     /// Runs a program at the far end of the link, and returns its output.
     fn ask(&self, program: &str, words: &[&str]) -> anyhow::Result<String>;
     /// Waits until a program ends, and returns its output.
@@ -179,13 +176,23 @@ fn tcp(road: &mut dyn Road, tenant: usize, flows: u16, secs: f64) -> anyhow::Res
     let number = SERVER + u16::try_from(tenant)?;
     let port = number.to_string();
     road.serve("iperf3", &["-s", "-p", &port])?;
-    road.await_server(tenant, number)?;
+    await_listener(&*road, &port)?;
     let (to, flows) = (road.address(tenant).to_string(), flows.to_string());
     let secs = format!("{:.0}", secs.ceil());
     let words = ["-c", &to, "-p", &port, "-t", &secs, "-P", &flows, "-C", CONGESTION];
     road.send(tenant, "iperf3", &words)?;
     await_some(&format!("TCP stream of tenant {tenant}"), START_LIMIT, || {
         Ok((tcp_bytes(&*road, number - SERVER)? > STARTED).then_some(()))
+    })
+}
+
+/// Waits until a server listens. For iperf3, a connection that only tests the server is a client,
+/// and iperf3 refuses a second client until it has seen the end of the first. That end may wait in
+/// a queue of the link.
+fn await_listener(road: &dyn Road, port: &str) -> anyhow::Result<()> {
+    await_some(&format!("server at port {port}"), START_LIMIT, || {
+        let told = road.ask("ss", &["-tlnH", "sport", "=", &format!(":{port}")])?;
+        Ok((!told.trim().is_empty()).then_some(()))
     })
 }
 

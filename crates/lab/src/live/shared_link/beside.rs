@@ -2,9 +2,10 @@
 //!
 //! # Approach
 //!
-//! The three ways get the same traffic ([`super::traffic`]), one after the other, in an order that
-//! depends on the seed. The far end of the link counts what arrives, in the same way for all three.
-//! The sparse flow is a ping of the tenant that sends one TCP stream.
+//! The ways get the same traffic ([`super::traffic`]), one after the other, in an order that
+//! depends on the seed. The far end of the link counts what arrives, in the same way for all.
+//! The sparse flow is a ping of the tenant that sends one TCP stream. Penstock runs with one queue
+//! for each VM, which is its default, and with flow queues.
 //!
 //! Processor time for a frame counts all work on the generator's core: programs, the kernel's
 //! stack, its softirqs and queueing discipline, and Penstock's endpoints. Penstock's value also
@@ -46,16 +47,23 @@ const LATE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Penstock,
+    /// Penstock with flow queues.
+    PenstockFlows,
     Kernel(Discipline),
 }
 
 impl Way {
-    const ALL: [Self; 3] =
-        [Self::Penstock, Self::Kernel(Discipline::Htb), Self::Kernel(Discipline::Fifo)];
+    const ALL: [Self; 4] = [
+        Self::Penstock,
+        Self::PenstockFlows,
+        Self::Kernel(Discipline::Htb),
+        Self::Kernel(Discipline::Fifo),
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Penstock => "penstock",
+            Self::PenstockFlows => "penstock_flows",
             Self::Kernel(discipline) => discipline.name(),
         }
     }
@@ -93,8 +101,10 @@ pub(super) fn measure(
 
 fn by(bed: &Bed, way: Way, times: (f64, u64)) -> anyhow::Result<Found> {
     match way {
-        Way::Penstock => {
-            let mut road = PenstockRoad::start(bed, "beside")?;
+        Way::Penstock | Way::PenstockFlows => {
+            let flows = way == Way::PenstockFlows;
+            let more = format!("queue = {{ flows = {flows} }}\n");
+            let mut road = PenstockRoad::start(bed, way.name(), &more)?;
             let measured = through(bed, &mut road, times, |road| road.stage.read())?;
             let (mut found, [first, last], frames) = measured;
             let cycles = last.worker_grown(&first, "cycles_charged")

@@ -20,8 +20,9 @@ pub(super) fn vm(tenant: usize) -> String {
     format!("vm{tenant}")
 }
 
-/// Four VMs of four tenants, and the port of the shared link with `fair-share`.
-fn plan() -> Plan {
+/// Four VMs of four tenants, and the port of the shared link with `fair-share`. `more` is further
+/// configuration of the link's port.
+fn plan(more: &str) -> Plan {
     let sender = |(tenant, weight): (usize, u32)| Vm {
         name: vm(tenant),
         tenant: Some((format!("tenant{tenant}"), weight)),
@@ -29,7 +30,7 @@ fn plan() -> Plan {
         ..Vm::default()
     };
     let mut vms: Vec<Vm> = WEIGHTS.into_iter().enumerate().map(sender).collect();
-    let more = format!("egress = \"fair-share\"\nlink = {LINK}\n");
+    let more = format!("egress = \"fair-share\"\nlink = {LINK}\n{more}");
     // `answers` makes the way back for acknowledgements.
     vms.push(Vm { more, answers: true, ..Vm::sink(NET) });
     Plan { offloads: true, ..Plan::new("", vms) }
@@ -42,8 +43,9 @@ pub(super) struct PenstockRoad<'a> {
 }
 
 impl<'a> PenstockRoad<'a> {
-    pub fn start(bed: &'a Bed, name: &str) -> anyhow::Result<Self> {
-        Ok(Self { bed, stage: Stage::start(bed, name, &plan())? })
+    /// Starts the switch. `more` is further configuration of the link's port.
+    pub fn start(bed: &'a Bed, name: &str, more: &str) -> anyhow::Result<Self> {
+        Ok(Self { bed, stage: Stage::start(bed, name, &plan(more))? })
     }
 }
 
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_plan_has_four_tenants_with_weights_and_one_link() {
-        let text = plan().configuration(Path::new("/d"), (1, 0));
+        let text = plan("").configuration(Path::new("/d"), (1, 0));
         for (tenant, weight) in WEIGHTS.into_iter().enumerate() {
             let part = format!("name = \"tenant{tenant}\"\nuplink_weight = {weight}\n");
             assert!(text.contains(&part), "{part} is missing in\n{text}");

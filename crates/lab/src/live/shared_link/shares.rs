@@ -112,7 +112,7 @@ pub(super) fn measure(
 }
 
 fn turn(bed: &Bed, kind: usize, secs: f64, seed: u64) -> anyhow::Result<Turn> {
-    let mut road = PenstockRoad::start(bed, &format!("shares-{kind}"))?;
+    let mut road = PenstockRoad::start(bed, &format!("shares-{kind}"), "")?;
     let lasts = SETTLE + LONGEST * secs + SPARE;
     let traffic = Traffic::start(bed, &mut road, kinds(kind), (lasts, seed))?;
     let settling = road.stage.watch(SETTLE, STEP)?;

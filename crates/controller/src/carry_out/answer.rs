@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::hosts::HostError;
 use crate::southbound::DriverError;
 
 /// Reason why a switch or host failed.
@@ -22,6 +23,12 @@ impl From<DriverError> for Said {
     fn from(error: DriverError) -> Self {
         let refused = matches!(error, DriverError::Refused { .. } | DriverError::Beyond { .. });
         Self { problem: error.to_string(), refused }
+    }
+}
+
+impl From<HostError> for Said {
+    fn from(error: HostError) -> Self {
+        Self { problem: error.to_string(), refused: matches!(error, HostError::Failed { .. }) }
     }
 }
 

@@ -25,7 +25,8 @@
 //! If a switch or host fails before hosts mark frames for the new queues, the controller rolls the
 //! plan back. During the rollback of a plan, every packet stays mapped to a queue. If a host fails
 //! after hosts began to mark frames, the host's tenants stay in the shared queue, which always
-//! exists. The controller sends the plan to the failed host again.
+//! exists. The controller sends the plan to the failed host again: at once if the host refuses new
+//! marks, and otherwise when it repairs the host.
 //!
 //! A switch or host that failed is out of date ([`Crew::out_of_date`]). Plans skip an out-of-date
 //! switch or host until [`Crew::mend`] has read and repaired its state. A switch or host that
@@ -326,6 +327,7 @@ impl Crew {
                     Vec::new()
                 }
                 (StageKind::ReadBack, _) => self.compare(&concerned).await,
+                (StageKind::Mark, _) => self.tell_marks(fabric, &concerned, stamp).await,
                 _ => self.tell(fabric, &concerned, stamp).await,
             };
             // The first stage only concerns hosts, so switches are read meanwhile.
@@ -585,6 +587,22 @@ impl Crew {
         self.tell_all(fabric, &then, stamp).await
     }
 
+    /// Sends marks to hosts. A host that refuses gets its message once more, because the steps
+    /// that follow count on the marks. They give a queue only the guarantees of its tenants, and
+    /// the frames of a host with other marks take a part of the others' guarantees.
+    async fn tell_marks(
+        &mut self,
+        fabric: &Fabric,
+        hosts: &BTreeSet<NodeId>,
+        stamp: Stamp,
+    ) -> Vec<Trouble> {
+        let (refused, mut trouble): (Vec<Trouble>, Vec<Trouble>) =
+            self.tell(fabric, hosts, stamp).await.into_iter().partition(|t| t.refused);
+        let again: Vec<NodeId> = refused.iter().map(|t| t.node).collect();
+        trouble.extend(self.tell_all(fabric, &again, stamp).await);
+        trouble
+    }
+
     async fn tell_all(&mut self, fabric: &Fabric, to: &[NodeId], stamp: Stamp) -> Vec<Trouble> {
         let mut tasks: Tasks<Option<KnownSwitch>> = Tasks::default();
         let limit = self.limit;
@@ -603,7 +621,7 @@ impl Crew {
                 tasks.spawn(node, async move {
                     let told = async {
                         let told = hosts.tell(&name, plan).await;
-                        told.map(|()| None).map_err(|error| Said::failed(&error))
+                        told.map(|()| None).map_err(Said::from)
                     };
                     within(limit, &name, told, || None).await
                 });

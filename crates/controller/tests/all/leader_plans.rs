@@ -100,6 +100,36 @@ async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end
 }
 
 #[tokio::test]
+async fn hosts_that_refuse_marks_once_have_them_before_limits_are_released() {
+    for mode in MODES {
+        let folder = temp_dir();
+        let world = World::new(mode);
+        let (mut leader, _) = five(&world, &store(&folder).await).await;
+        interval(&mut leader, &FIRST).await;
+        let before = world.marks();
+        let all: BTreeSet<String> = world.hosts.plans.lock().unwrap().keys().cloned().collect();
+        world.hosts.refuse_once.lock().unwrap().clone_from(&all);
+        let messages = until_queues_change_hands(&mut leader, &world).await;
+        let refused = all.len() - world.hosts.refuse_once.lock().unwrap().len();
+        assert!(refused >= 2, "{mode:?}: {refused} of {} hosts refused", all.len());
+        let promoted = |plan: &HostPlan| {
+            let is_new = |t: &&HostTenant| t.dscp != 0 && !before[&t.name].contains(&t.dscp);
+            plan.tenants.iter().find(is_new).cloned()
+        };
+        let mut marked: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut released = None;
+        for (at, (host, plan)) in messages.iter().filter_map(of_host).enumerate() {
+            let Some(tenant) = promoted(plan) else { continue };
+            marked.entry(host).or_insert(at);
+            released = released.or((!is_limited(&tenant)).then_some(at));
+        }
+        let released = released.unwrap();
+        assert!(marked.len() >= 2, "{mode:?}: {marked:?}");
+        assert!(marked.values().all(|at| *at < released), "{mode:?}: {marked:?}, {released}");
+    }
+}
+
+#[tokio::test]
 async fn a_plan_reads_a_switch_once_and_once_more_before_new_marks() {
     let folder = temp_dir();
     let world = World::new(Mode::PerPortMap);

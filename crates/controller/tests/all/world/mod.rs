@@ -99,9 +99,23 @@ impl Messages {
 pub struct FakeHosts {
     pub away: Mutex<BTreeSet<String>>,
     pub fails: Mutex<BTreeSet<String>>,
+    /// Hosts that refuse the next plan with a new code point of a tenant, and then no other plan.
+    pub refuse_once: Mutex<BTreeSet<String>>,
     pub plans: Mutex<BTreeMap<String, HostPlan>>,
     pub auditor: Mutex<Option<Arc<Auditor>>>,
     messages: Arc<Messages>,
+}
+
+impl FakeHosts {
+    /// Returns true if a plan has a code point of a tenant that the host does not use yet.
+    fn marks_anew(&self, host: &str, plan: &HostPlan) -> bool {
+        let plans = self.plans.lock().unwrap();
+        let marks = |plan: &HostPlan| -> BTreeSet<(String, u8)> {
+            plan.tenants.iter().map(|t| (t.name.clone(), t.dscp)).filter(|t| t.1 != 0).collect()
+        };
+        let has = plans.get(host).map(marks).unwrap_or_default();
+        !marks(plan).is_subset(&has)
+    }
 }
 
 #[async_trait]
@@ -112,6 +126,9 @@ impl Hosts for FakeHosts {
         }
         if self.fails.lock().unwrap().contains(host) {
             return Err(HostError::Failed { host: host.to_owned(), problem: "cannot".into() });
+        }
+        if self.marks_anew(host, &plan) && self.refuse_once.lock().unwrap().remove(host) {
+            return Err(HostError::Failed { host: host.to_owned(), problem: "not now".into() });
         }
         self.messages.pass().await;
         {

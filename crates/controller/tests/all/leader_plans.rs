@@ -16,7 +16,7 @@ use penstock_controller::store::Store;
 use penstock_controller::view::explain;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
-use penstock_testing::temp_dir;
+use penstock_testing::{TempDir, temp_dir};
 use penstock_units::Nanos;
 use tokio::time::Instant;
 
@@ -29,6 +29,15 @@ const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap]
 const FIRST: [(&str, u64); 5] = [("a", 9), ("b", 8), ("c", 7), ("d", 2), ("e", 1)];
 /// Usage with which tenants d and e take the queues of b and c.
 const THEN: [(&str, u64); 5] = [("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)];
+
+/// Returns a world whose leader has given queues to tenants a, b and c, and its store's folder.
+async fn first(mode: Mode) -> (TempDir, World, Leader) {
+    let folder = temp_dir();
+    let world = World::new(mode);
+    let (mut leader, _) = five(&world, &store(&folder).await).await;
+    interval(&mut leader, &FIRST).await;
+    (folder, world, leader)
+}
 
 /// Runs intervals until some tenants lose their queues to others. Returns the messages of the last
 /// interval.
@@ -62,10 +71,7 @@ fn is_limited(tenant: &HostTenant) -> bool {
 #[tokio::test]
 async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end() {
     for mode in MODES {
-        let folder = temp_dir();
-        let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder).await).await;
-        interval(&mut leader, &FIRST).await;
+        let (_folder, world, mut leader) = first(mode).await;
         let before = world.marks();
         let messages = until_queues_change_hands(&mut leader, &world).await;
         let after = world.marks();
@@ -102,10 +108,7 @@ async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end
 #[tokio::test]
 async fn hosts_that_refuse_marks_once_have_them_before_limits_are_released() {
     for mode in MODES {
-        let folder = temp_dir();
-        let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder).await).await;
-        interval(&mut leader, &FIRST).await;
+        let (_folder, world, mut leader) = first(mode).await;
         let before = world.marks();
         let all: BTreeSet<String> = world.hosts.plans.lock().unwrap().keys().cloned().collect();
         world.hosts.refuse_once.lock().unwrap().clone_from(&all);
@@ -372,10 +375,7 @@ async fn a_successor_waits_until_the_queues_of_the_plan_are_empty() {
 #[tokio::test]
 async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_point() {
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
-        let folder = temp_dir();
-        let world = World::new(mode);
-        let (mut leader, _) = five(&world, &store(&folder).await).await;
-        interval(&mut leader, &FIRST).await;
+        let (_folder, world, mut leader) = first(mode).await;
         let before = world.marks();
         // The switch has two ports, so it dies after some changes of its map.
         world.fault("core-0", Faults { dies_after: Some(3), ..Faults::default() });
